@@ -29,11 +29,12 @@ def test_sdpa_of_grouped_heads_in_a_wider_batch():
     assert run(lambda q, k, v: scaled_dot_product_attention(q, k[0, 0, :1], v[0, 0, :1]), q[0, 0], k, v).fused
 
 
-@pytest.mark.parametrize("dims", [((1, 6), (2, 6)), ((2, 6), (1, 6)), ((2, 1), (2, 6)), ((1,), (6,)), ((1, 2, 3), (2, 2, 3))])
+@pytest.mark.parametrize("dims", [((1, 6), (2, 6)), ((2, 6), (1, 6)), ((2, 1), (2, 6)), ((1,), (6,)), ((1, 2, 3), (2, 2, 3)),
+                                  ((3,), ()), ((), (3,)), ((), (), (3,)), ((1,), (1,), (3,)), ((2, 1), (2, 1), (2, 3))])
 def test_sdpa_that_broadcasts_a_batch_is_said(dims):
     """What comes behind is of the shape that PyTorch gives."""
-    q, kv = torch.randn(*dims[0], 5, SIZE), torch.randn(*dims[1], 9, SIZE)
-    report = run(lambda q, kv: scaled_dot_product_attention(q, kv, kv).flatten() * 2, q, kv)
+    q, k, v = (torch.randn(*of, tokens, SIZE) for of, tokens in zip((*dims, dims[-1]), (5, 9, 9)))
+    report = run(lambda q, k, v: scaled_dot_product_attention(q, k, v).flatten() * 2, q, k, v)
     assert not report.fused and "are not of one batch" in report.text, report
 
 
@@ -80,13 +81,24 @@ def test_hidden_probabilities_that_become_zero(fill):
     """Rows in which all are hidden become 0: those of -inf are NaN before."""
     hidden = torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.6
     hidden[0, 0, 3] = hidden[1, 0, :2] = True
-    bias = torch.randn(HEADS, TOKENS, TOKENS)
+    shown, at = ~hidden, torch.randint(0, TOKENS, (BATCH, HEADS, TOKENS, TOKENS))
     for attend in (lambda q, k, v: (q @ k.mT).masked_fill(hidden, fill).softmax(-1).masked_fill(hidden, 0) @ v,
-                   lambda q, k, v: torch.where(hidden, 0, torch.where(hidden, fill, q @ k.mT / 8 + bias).softmax(-1)) @ v,
-                   lambda q, k, v: torch.where(~hidden, (q @ k.mT).masked_fill(~~hidden, fill).softmax(-1), 0.) @ v,
+                   lambda q, k, v: torch.where(hidden, 0, torch.where(hidden, fill, q @ k.mT / 8).softmax(-1)) @ v,
+                   lambda q, k, v: torch.where(shown, torch.where(shown, q @ k.mT, fill).softmax(-1), 0.) @ v,
+                   lambda q, k, v: torch.where(hidden, 0, torch.where(hidden, fill, q @ k.mT / 8 + torch.gather(
+                       q @ v.mT, -1, at) / 8).softmax(-1)) @ v,
                    lambda q, k, v: (q @ k.mT).masked_fill(hidden, fill).softmax(-1).nan_to_num(0.0) @ v):
         report = run(attend, cache(), cache(), cache())
-        assert report.fused or "where" in report.text, report
+        assert report.fused, report
+    low = torch.where(torch.rand(BATCH, 1, 1, TOKENS) > 0.5, LOWEST, 0.)  # where a row sees nothing else, it shares
+    hidden[0, 0, 4] = low[0, 0, 0] == 0
+    for bias in low, torch.randn(HEADS, TOKENS, TOKENS):
+        report = run(lambda q, k, v: (q @ k.mT + bias).masked_fill(hidden, fill).softmax(-1).masked_fill(hidden, 0) @ v,
+                     cache(), cache(), cache())
+        assert not report.fused and "its probabilities go into" in report.text, report
+    report = run(lambda q, k, v: (q @ k.mT).masked_fill(hidden, fill).clamp(LOWEST).softmax(-1).masked_fill(hidden, 0) @ v,
+                 cache(), cache(), cache())
+    assert not report.fused, report
 
 
 def test_probabilities_that_become_zero_where_no_fill_hid_them():
@@ -124,13 +136,44 @@ def test_the_least_of_scores(hides):
     mask = torch.zeros(BATCH, 1, TOKENS, TOKENS).masked_fill(hidden, hides)
     for scores in (lambda s: torch.max(s + mask, torch.tensor(LOWEST)), lambda s: (s + mask + mask).clamp(LOWEST),
                    lambda s: s.masked_fill(hidden, hides).clamp_min(LOWEST),
-                   lambda s: torch.maximum((s / 8 + mask) * 0.5, torch.tensor(LOWEST))):
+                   lambda s: torch.maximum((s / 8 + mask) * 0.5, torch.tensor(LOWEST)),
+                   lambda s: (s + mask.half()).clamp(LOWEST), lambda s: (s + mask).clamp(-torch.inf).clamp(LOWEST),
+                   lambda s: (s + mask).clamp(LOWEST).clamp(-torch.inf)):
         report = run(lambda q, k, v: scores(q @ k.mT).softmax(-1) @ v, cache(), cache(), cache())
         assert report.fused, report
     for scores in (lambda s: torch.max(s + mask, torch.tensor(-9.0)), lambda s: (s + mask).clamp(LOWEST, 2.0),
                    lambda s: s.clamp_max(2.0), lambda s: s.clamp(LOWEST) + mask.clamp(LOWEST)):
         report = run(lambda q, k, v: scores(q @ k.mT).softmax(-1) @ v, cache(), cache(), cache())
         assert not report.fused and "no scale or mask" in report.text, report
+
+
+def same_where_nothing_is_seen(scores):
+    q, k, v = cache(), cache(), cache()
+    compiled = torch.compile(lambda q, k, v: scores(q @ k.mT).softmax(-1).to(v.dtype) @ v, backend="kvant")
+    want, got = scores(q @ k.mT).softmax(-1).to(v.dtype) @ v, compiled(q, k, v)
+    assert want.isnan().any() and torch.equal(want.isnan(), got.isnan())
+    assert (got - want).nan_to_num().norm() < 2e-2 * want.nan_to_num().norm()
+
+
+def test_rows_of_which_nothing_is_left():
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    hidden[3] = True
+    low = torch.tensor(-1e5).half().float()
+    for scores in (lambda s: s.masked_fill(hidden, -torch.inf).clamp_min(LOWEST).bfloat16(),  # -inf there
+                   lambda s: (x := s.masked_fill(hidden, -torch.inf)).sub(x.amax(-1, keepdim=True)).clamp_min(LOWEST),
+                   lambda s: torch.where(hidden, torch.tensor(-1e5).half().float(), s), lambda s: torch.where(hidden, low, s),
+                   lambda s: torch.add(s, 1e38, alpha=100)):
+        torch._dynamo.reset()
+        same_where_nothing_is_seen(scores)
+
+
+def test_softmaxes_that_are_of_no_attention():
+    for function, shapes in ((lambda x: torch.nn.functional.pad(x, (1, 0)).softmax(-1), [(4, 4)]),
+                             (lambda x: torch.nn.functional.pad(x @ x.mT, (0, 1)).softmax(-1) @ torch.ones(5, 2), [(4, 4)]),
+                             (lambda x, y: torch.cat([x, y], -1).softmax(-1), [(4,), (1,)])):
+        torch._dynamo.reset()
+        arguments = [torch.randn(shape) for shape in shapes]
+        torch.testing.assert_close(torch.compile(function, backend="kvant")(*arguments), function(*arguments))
 
 
 def test_scales_on_keys_and_biases_of_products():
@@ -198,15 +241,14 @@ def test_heads_of_one_product_of_any_number_of_tokens():
 
 
 def test_rows_that_are_no_heads():
-    q, kv, bias = torch.randn(2, 4, 4, SIZE), torch.randn(2, 4, SIZE), torch.randn(4, 4, 1, 4)
+    q, kv, bias, added = torch.randn(2, 4, 4, SIZE), torch.randn(2, 4, SIZE), torch.randn(4, 4, 1, 4), torch.randn(2, 16, 4)
     scores = lambda q, kv: torch.einsum("bhqd,bkd->bhqk", q, kv)  # noqa: E731
     for attend in (lambda q, kv: torch.einsum("bhqk,bkd->bhqd", (scores(q, kv).transpose(0, 1)[:2]).transpose(0, 1).softmax(-1), kv),
                    lambda q, kv: torch.einsum("hbqk,bkd->hbqd", scores(q, kv).softmax(-1)[:, :2], kv),
                    lambda q, kv: (scores(q, kv).transpose(1, 2) + bias[:2]).softmax(-1).flatten(1, 2) @ kv,
-                   lambda q, kv: torch.baddbmm(torch.randn(1, 16, 1).expand(2, 16, 4), q.flatten(1, 2), kv.mT).view(
-                       2, 4, 4, 4).softmax(-1).flatten(1, 2) @ kv):
-        torch.manual_seed(3)
-        run(attend, q, kv)  # whoever computes them
+                   lambda q, kv: torch.baddbmm(added, q.flatten(1, 2), kv.mT).view(2, 4, 4, 4).softmax(-1).flatten(1, 2) @ kv):
+        report = run(attend, q, kv)
+        assert not report.fused, report
 
 
 def test_sinks_in_front_and_of_one_number():

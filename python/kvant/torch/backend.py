@@ -207,7 +207,7 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
         why = ""
         if given.get("dropout_p"):
             why = "it has dropout"
-        elif len(q) < 2 or not q[:-3] == k[:-3] == v[:-3] or (len(q) > 2 and q[-3] < k[-3]):
+        elif len(q) < 2 or len(q) != len(k) or k[:-1] != v[:-1] or q[:-3] != k[:-3] or (len(q) > 2 and q[-3] < k[-3]):
             why = f"Q {q}, K {k} and V {v} are not of one batch and its heads"
         if why:
             reports.append(_report(node, False, why))
@@ -227,7 +227,7 @@ _keep = torch.ops.kvant.sdpa.default
 
 
 def _keep_of_any_dims(q: Any, k: Any, v: Any, mask: Any, *words: Any) -> Any:
-    """What is before heads is one batch."""
+    """kvant::sdpa of [.., heads, tokens, channels]: what is before heads becomes one batch, and what is missing, 1."""
     batch, dims = q.shape[:-3], q.shape[:-1]
     if mask is not None and mask.dim() > 3:
         own = mask.shape[-3:]

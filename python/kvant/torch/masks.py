@@ -20,7 +20,7 @@ class Masked:
 
     scores: Any
     scale: float = 1.0
-    factor: fx.Node | None = None  # beside the scale, one for each head or for all
+    factor: fx.Node | None = None  # beside the scale, alike for all tokens of a query
     soft_cap: float | None = None
     bias: fx.Node | None = None
     mask: fx.Node | None = None
@@ -29,7 +29,7 @@ class Masked:
     hidden: tuple[fx.Node, bool, list[Any]] | None = None  # of the only fill: its condition, whether true hides, its dims
     floor: float = -math.inf  # no score is less
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
-    sinks_first: bool = False  # it is before the first's
+    sinks_first: bool = False  # or of one before the first's
     seen: list[Any] | None = None  # [batch, heads], where scores are seen as of them
     heads: list[Any] | None = None  # the same of masks and the like that are not alike for all
     why: str = ""
@@ -67,7 +67,10 @@ def unmasked(masked: Any) -> Masked:
             found.scores = step.args[0]
         elif found.soft_cap is None and found.bias is None and not found.filled and found.unscaled and (
                 floored := _floored(step)):
-            found.scores, found.floor = floored
+            found.scores, number = floored
+            for result in reversed(later):
+                number = _rounded(number, result)
+            found.floor = max(found.floor, number)
         elif found.soft_cap is None and (added := _added(step)):
             found.scores, bias, number = added
             found.why = found.why or _why_not_added(bias)
@@ -101,7 +104,7 @@ def unmasked(masked: Any) -> Masked:
     if found.mask is not None:
         found.fill = max(found.fill, found.floor)
     if found.bias is not None and found.floor > -math.inf:
-        found.bias = add(masked, aten.clamp_min.default, found.bias, found.floor)
+        found.bias = add(masked, aten.clamp_min.default, in_f32(found.bias, masked), found.floor)
     return found
 
 
@@ -218,14 +221,15 @@ def _added(step: fx.Node) -> tuple[Any, Any, float] | None:
 
 
 def _number_added(step: fx.Node) -> float | None:
-    added = is_call(step, aten.add.Tensor, aten.sub.Tensor) and isinstance(step.args[1], (int, float))
-    return float(step.args[1]) if added else None
+    added = is_call(step, aten.add.Tensor, aten.sub.Tensor) and all(
+        isinstance(x, (int, float)) for x in (step.args[1], step.kwargs.get("alpha", 1)))
+    return _rounded(float(step.args[1]) * step.kwargs.get("alpha", 1), step) if added else None
 
 
 def _shifts_all(found: Masked) -> bool:
     """Whether what is added to the scores of a row alike is added to all logits of its softmax, which does not see it."""
     hides = not found.filled or (found.mask is not None and found.fill == -math.inf)
-    return found.soft_cap is None and found.sinks is None and hides
+    return found.soft_cap is None and found.sinks is None and found.floor == -math.inf and hides
 
 
 def _is_unseen(found: Masked, number: float) -> bool:
@@ -233,7 +237,7 @@ def _is_unseen(found: Masked, number: float) -> bool:
 
 
 def _floored(step: fx.Node) -> tuple[Any, float] | None:
-    """Scores, and a number that is their least, so low that it shows at what is added to hide tokens alone."""
+    """Scores, and a number that is their least, below which only tokens are that a mask hides."""
     if not is_call(step, aten.maximum.default, aten.clamp.default, aten.clamp_min.default) or len(step.args) != 2:
         return None
     number = step.args[1] if isinstance(step.args[1], (int, float)) else _number(step.args[1])
@@ -257,6 +261,8 @@ def _is_last(node: fx.Node, argument: int) -> bool:
 
 def _joined(logits: fx.Node) -> tuple[fx.Node, Any, bool] | None:
     """Scores, a column beside them or the number in it, and whether it comes first."""
+    if len(shape(logits)) < 3:
+        return None
     if is_call(logits, aten.constant_pad_nd.default) and logits.args[1] in ([0, 1], [1, 0]):
         return logits.args[0], (*logits.args, 0.0)[2], logits.args[1] == [1, 0]
     if not is_call(logits, aten.cat.default) or len(logits.args[0]) != 2 or not _is_last(logits, 1):
@@ -302,11 +308,33 @@ def without_sinks(probabilities: fx.Node, first: bool) -> fx.Node | None:
 
 
 def clears(probabilities: fx.Node, masked: Masked) -> bool:
-    """Whether it makes those 0 that the mask has hidden from the softmax, and which are unless their row has no others."""
+    """Whether it makes those 0 that the mask has hidden. They are 0, but in rows where no other token counts."""
     filled = _filled(probabilities)
     lowest = torch.finfo(value(masked.scores).dtype).min if is_tensor(masked.scores) else -math.inf
-    hides = masked.mask is not None and masked.fill <= max(_LOSES_SCORES, lowest)
-    return hides and filled is not None and filled[3] == 0 and masked.hidden == (*filled[1:3], shape(probabilities))
+    hides = masked.mask is not None and masked.fill <= max(_LOSES_SCORES, lowest) and masked.floor == -math.inf
+    others_count = masked.bias is None or _hides_nothing(masked.bias)
+    return hides and others_count and filled is not None and filled[3] == 0 and (
+        masked.hidden == (*filled[1:3], shape(probabilities)))
+
+
+def _hides_nothing(bias: Any) -> bool:
+    """Whether it is made of products and finite numbers alone, as relative positions are, so that it is no mask."""
+    if isinstance(bias, (int, float)):
+        return math.isfinite(bias)
+    if is_call(bias, aten.bmm.default, aten.mm.default, aten.addmm.default):
+        return True
+    if is_call(bias, aten.cat.default):
+        return all(map(_hides_nothing, bias.args[0]))
+    if is_call(bias, aten.add.Tensor, aten.sub.Tensor):
+        return all(map(_hides_nothing, bias.args))
+    if is_call(bias, aten.mul.Tensor, aten.div.Tensor):
+        by_number = not is_tensor(bias.args[1]) or math.prod(shape(bias.args[1])) == 1
+        return by_number and _hides_nothing(bias.args[0])
+    if is_call(bias, *VIEWS, *COPIES, *CASTS, aten.expand.default, aten.transpose.int, aten.permute.default,
+               aten.slice.Tensor, aten.gather.default):
+        return _hides_nothing(bias.args[0])
+    number = _number(bias) if isinstance(bias, fx.Node) else None
+    return isinstance(number, (int, float)) and math.isfinite(number)
 
 
 def _multiplied(step: Any) -> tuple[Any, float]:
@@ -372,7 +400,9 @@ def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
 
 def _number(node: Any) -> Any:
     """Of a tensor that holds one, as is known before it runs."""
-    node = skip(node, *CASTS, *COPIES, aten.lift_fresh_copy.default, aten.expand.default)
+    node = skip(node, *COPIES, aten.lift_fresh_copy.default, aten.expand.default)
+    if skip(node, *CASTS) is not node:
+        return _rounded(_number(node.args[0]), node)
     if is_call(node, aten.scalar_tensor.default):
         return node.args[0]
     if is_call(node, aten.full.default, aten.full_like.default):

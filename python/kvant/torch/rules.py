@@ -115,12 +115,12 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     own = shape(tokens)[-2]
     if own == queries and weighted.order is None:
         heads = masked.heads or _seen_by_heads(product) or [1, batch]
-        if not any(isinstance(size, int) for size in heads):
-            return f"{heads} [batch, heads] are symbolic"
         if math.prod(heads) != batch:
             return f"its masks are those of {heads} [batch, heads], and its products {batch}"
-        q, k, v = (_four(x, heads, product) for x in operands)
-        flat, mixed = (0, 1), None
+        seen = [_four(x, heads, product) for x in operands]
+        if None in seen:
+            return f"{heads} [batch, heads] are symbolic"
+        (q, k, v), flat, mixed = seen, (0, 1), None
     else:
         # Queries of several heads are the rows of one product, as einsum has those that share K and V.
         mixed = _mixed(weighted.order, batch, queries)
@@ -227,15 +227,17 @@ def _transposed(operand: fx.Node, before: fx.Node) -> fx.Node:
     return operand.args[0] if is_transposed(operand) else add(before, aten.transpose.int, operand, -2, -1)
 
 
-def _four(operand: fx.Node, heads: list[Any], before: fx.Node) -> fx.Node:
-    """A bmm's operand [batch * heads, ..] as [batch, heads, ..]: what it is a view of, or a view of it."""
+def _four(operand: fx.Node, heads: list[Any], before: fx.Node) -> fx.Node | None:
+    """A bmm's operand [batch * heads, ..] as [batch, heads, ..]: what it is a view of, or a view of it; None: both
+    are symbolic."""
     node = skip_same(operand)
     if is_transposed(node):
-        return add(before, aten.transpose.int, _four(node.args[0], heads, before), -2, -1)
+        inner = _four(node.args[0], heads, before)
+        return None if inner is None else add(before, aten.transpose.int, inner, -2, -1)
     while is_call(node, *VIEWS, *COPIES, aten.expand.default) and (
             len(shape(node)) != 4 or shape(node) == shape(node.args[0])):
         node = node.args[0]
     if shape(node) == [*heads, *shape(operand)[1:]]:
         return node
-    batch, own = heads
-    return add(before, aten.unflatten.int, operand, 0, [-1, own] if isinstance(own, int) else [batch, -1])
+    sizes = [size if isinstance(size, int) else -1 for size in heads]
+    return None if sizes.count(-1) > 1 else add(before, aten.unflatten.int, operand, 0, sizes)
