@@ -389,12 +389,13 @@ def _attention(
     key.read = True
     layer, key = key.layer, key.plain
     causal = kwargs.get("is_causal")
-    if attention_mask is not None and attention_mask.dim() == 0:
+    if attention_mask is None:
+        if not (getattr(module, "is_causal", True) if causal is None else causal):
+            raise _lacks("serve attention that is not causal")
+    elif attention_mask.dim() == 0:
         raise _lacks("take a mask that is neither causal nor a causal window")
-    if attention_mask is not None and attention_mask.dim() != 2:
+    elif attention_mask.dim() != 2:
         raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
-    if attention_mask is None and not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise _lacks("serve attention that is not causal")
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
     asked_for = (query.requires_grad or key.requires_grad or value.requires_grad
@@ -471,11 +472,7 @@ def _mask(
     """
     if not _is_causal(mask_function):
         return torch.tensor(False)
-    if attention_mask is None:
-        return None
-    if attention_mask.dim() != 2:
-        raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
-    return attention_mask.bool()
+    return None if attention_mask is None else attention_mask.bool()
 
 
 def _is_causal(mask_function: Any) -> bool:

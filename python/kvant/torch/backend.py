@@ -214,7 +214,7 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
             continue
         with gm.graph.inserting_before(node):
             _as_autocast(gm, node, given)
-            kept = gm.graph.call_function(_keep if len(q) == 4 else _keep_of_any_dims, (
+            kept = gm.graph.call_function(torch.ops.kvant.sdpa.default if len(q) == 4 else _sdpa_of_any_dims, (
                 given["query"], given["key"], given["value"], given.get("attn_mask"), None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
                 nodes.is_tokens_first(node.meta["example_value"]), bool(given.get("enable_gqa", False))))
@@ -223,17 +223,14 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
         gm.graph.erase_node(node)
 
 
-_keep = torch.ops.kvant.sdpa.default
-
-
-def _keep_of_any_dims(q: Any, k: Any, v: Any, mask: Any, *words: Any) -> Any:
+def _sdpa_of_any_dims(q: Any, k: Any, v: Any, mask: Any, *words: Any) -> Any:
     """kvant::sdpa of [.., heads, tokens, channels]: what is before heads becomes one batch, and what is missing, 1."""
     batch, dims = q.shape[:-3], q.shape[:-1]
     if mask is not None and mask.dim() > 3:
         own = mask.shape[-3:]
         mask = mask.reshape(own) if mask.numel() == own.numel() else mask.expand(*batch, *own).reshape(-1, *own)
     q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
-    return _keep(q, k, v, mask, *words).reshape(*dims, v.shape[-1])
+    return torch.ops.kvant.sdpa(q, k, v, mask, *words).reshape(*dims, v.shape[-1])
 
 
 def _as_autocast(gm: fx.GraphModule, node: fx.Node, given: dict[str, Any]) -> None:

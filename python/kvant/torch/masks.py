@@ -310,7 +310,7 @@ def without_sinks(probabilities: fx.Node, first: bool) -> fx.Node | None:
 def clears(probabilities: fx.Node, masked: Masked) -> bool:
     """Whether it makes those 0 that the mask has hidden. They are 0, but in rows where no other token counts."""
     filled = _filled(probabilities)
-    lowest = torch.finfo(value(masked.scores).dtype).min if is_tensor(masked.scores) else -math.inf
+    lowest = torch.finfo(value(masked.scores).dtype).min
     hides = masked.mask is not None and masked.fill <= max(_LOSES_SCORES, lowest) and masked.floor == -math.inf
     others_count = masked.bias is None or _hides_nothing(masked.bias)
     return hides and others_count and filled is not None and filled[3] == 0 and (
