@@ -26,8 +26,8 @@
 
 namespace kvant {
 
-// A tensor of the graph that a builder constructs. One that was made by default is of no builder;
-// only the builder that made it, or what was copied or moved from that builder since, takes it.
+// A tensor of the graph that a builder constructs. Only the builder that made it takes it, or what
+// was copied or moved from that builder since. One that was made by default is of no builder.
 struct Value {
   TensorId id = 0;
   uint64_t builder = 0;
@@ -46,8 +46,8 @@ class GraphBuilder {
               std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
   // A scalar whose value is read on the host at every execution, on any engine: s32, s64 or f32.
   Value HostScalar(std::string_view name, DataType type);
-  // A constant of the graph: f32, s32, s64 or boolean by the argument's type; double becomes f32.
-  // Or one of any type, to which the value is rounded. A number beyond the type is refused.
+  // A constant of the graph. With a type, the value is rounded to it; a number beyond the type is
+  // refused. Without, it is f32, s32, s64 or boolean by the argument's type; double becomes f32.
   Value Scalar(DataType type, double value);
   template <typename T>
   Value Scalar(T value) {
@@ -69,7 +69,7 @@ class GraphBuilder {
     int64_t axis = -1;
     std::string_view mode = "inf_as_zero";
     DataType type = kUndef;
-    // s32 [N] or [1]: which elements along the axis exist. first goes with lengths.
+    // s32 [N] or [1]: elements [first, lengths) along the axis exist. No first without lengths.
     std::optional<Value> lengths = std::nullopt, first = std::nullopt;
   };
   struct DequantizeOptions {
@@ -92,12 +92,12 @@ class GraphBuilder {
   };
   struct Quantized {
     Value codes;
-    Value scales;  // of none where Append only converts
+    Value scales;  // of no builder where Append only converts
     std::optional<Value> zero_points;
   };
 
-  // type kUndef: as the first input's. Arithmetic on two types gives f32; AddOp gives any that the
-  // table allows.
+  // Where `type` is kUndef the result has the first input's type. Arithmetic on two types gives
+  // f32; with AddOp it gives any type that the table allows.
   Value MatMul(Value a, Value b, MatMulOptions options);
   Value MatMul(Value a, Value b) { return MatMul(a, b, MatMulOptions()); }
   Value SoftMax(Value x, SoftMaxOptions options) {
@@ -114,7 +114,7 @@ class GraphBuilder {
   Value DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options) {
     return DynamicDequantize(codes, scales, std::nullopt, options);
   }
-  // `type` is the code type.
+  // options.type is that of the codes.
   Value DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
                         const DequantizeOptions& options);
   // Computes scales and zero points as well.
@@ -125,14 +125,14 @@ class GraphBuilder {
                    int64_t axis = -2) {
     return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, options);
   }
-  // The same with scales, and zero points, that exist already.
+  // Append with scales, and zero points, that exist already.
   Value Append(Value x, Value positions, int64_t capacity, Value scales,
                std::optional<Value> zero_points, const DequantizeOptions& options,
                int64_t axis = -2) {
     return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, scales, zero_points,
                       options);
   }
-  // The same of packed tokens into slots (s32 or s64 [tokens]) of a pool, `axis` of which is that
+  // Append of packed tokens into slots (s32 or s64 [tokens]) of a pool. `axis` is the pool's axis
   // of the tokens of a page. Groups are the pool's.
   struct PagedPool {
     int64_t pages = 0, page_tokens = 0;
@@ -152,7 +152,7 @@ class GraphBuilder {
   // then takes the same lengths.
   struct LoadOptions {
     int64_t axis = -2;  // of tokens
-    int64_t group = 1;  // tokens of a row, of scales and zero points
+    int64_t group = 1;  // tokens that a row of x stands for, where x is scales or zero points
   };
   Value LoadTokens(Value x, Value lengths, std::optional<Value> first, LoadOptions options);
   Value LoadTokens(Value x, Value lengths) { return LoadTokens(x, lengths, {}, LoadOptions()); }
@@ -215,8 +215,8 @@ class GraphBuilder {
   };
   OneOrTwo MergeAttention(absl::Span<const AttentionPart> parts, MergeOptions options);
 
-  // Of an op of AddOp: dims only where the op leaves them open (the capacity of Append), or to say
-  // what is to be inferred.
+  // A result of an op of AddOp. Dims are needed only where the op leaves them open (the capacity of
+  // Append). Elsewhere they say what is to be inferred.
   struct Result {
     Result(DataType type, std::optional<Dims> dims = std::nullopt)  // NOLINT
         : type(type), dims(std::move(dims)) {}
@@ -227,9 +227,9 @@ class GraphBuilder {
   std::vector<Value> AddOp(OpKind kind, std::string_view name, const std::vector<Value>& inputs,
                            const std::vector<Result>& results, Attributes attrs = {});
 
-  // Names a result of an op and marks it as an output of the graph: its type and
-  // dims as inferred, its strides dense unless given. Results that nothing consumes
-  // are outputs too, named or not.
+  // Names a result of an op and marks it as an output of the graph. Its type and dims are as
+  // inferred, its strides dense unless given. Results that nothing consumes are outputs too, named
+  // or not.
   void Output(std::string_view name, Value value, std::optional<Dims> strides = std::nullopt);
 
   // Type and, where known by inference, shape of a value; undef of unknown rank for
