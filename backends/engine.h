@@ -34,8 +34,8 @@ std::optional<Device> DeviceOfBackend(std::string_view name);
 struct EngineOptions {
   Device device = Device::kCpu;
   int device_index = 0;  // which GPU, of those that the driver shows
-  // Names of the device's backends to ask, in order. Empty: all of them but the oracle: "cpu" and
-  // "reference"; "cuda"; "cuda_simt".
+  // Names of the device's backends to ask, in order. Empty: all of the device's but the oracle, so
+  // "cpu" and "reference", or "cuda", or "cuda_simt".
   std::vector<std::string> backends;
   // Where parallel work runs; null: one on oneTBB with `threads` threads
   // (<= 0: one per hardware thread, which is also the most). Shared by all streams of the engine.
@@ -58,8 +58,8 @@ struct CompileGraphOptions {
   PartitionOptions partitioning;
 };
 
-// Cheap to copy; copies are the same engine. Moving copies, so that none is ever without an
-// executor.
+// Cheap to copy; copies are the same engine. Moving is copying, so an engine that was moved from
+// has its executor still.
 class Engine {
  public:
   // Has no backends, and compiles nothing.
@@ -67,34 +67,34 @@ class Engine {
   Engine(const Engine&) = default;
   Engine& operator=(const Engine&) = default;
 
-  // kInvalidArguments: an unknown backend, or one of another device; an executor of no
-  // max_concurrency. kUnimplemented: a backend that is not in this build; for kCuda no driver, none
-  // that is new enough, or no such GPU, in words.
+  // kInvalidArguments: an unknown backend, or one of another device; an executor whose
+  // max_concurrency is below 1 or above 65,536. kUnimplemented: a backend that is not in this
+  // build; for kCuda also, in words, where there is no driver, none that is new enough, or no such
+  // GPU.
   static absl::StatusOr<Engine> Create(const EngineOptions& options = {});
 
-  // The graph in partitions, each compiled as below. kInvalidGraph for a graph that is not
-  // finalized, has no ops or a tensor that nothing computes, or whose Append writes into no output
-  // of it; shape errors as InferShapes.
+  // Partitions the graph, and compiles each partition as below. kInvalidGraph for a graph that is
+  // not finalized, has no ops or a tensor that nothing computes, or whose Append writes into no
+  // output of the graph; shape errors as InferShapes.
   absl::StatusOr<CompiledGraph> Compile(const Graph& graph,
                                         const CompileGraphOptions& options = {}) const;
 
-  // The first backend that accepts. kUnimplemented with every backend's
-  // sentence if none does; kInvalidArguments for a partition without ops; shape errors as
-  // Partition::WithPorts.
+  // Compiles with the first backend that accepts. kUnimplemented with every backend's sentence if
+  // none does; kInvalidArguments for a partition without ops; shape errors as Partition::WithPorts.
   absl::StatusOr<CompiledPartition> Compile(const Partition& partition,
                                             const CompileOptions& options = {}) const;
 
-  // For caches in its memory. Errors as of kernels that cannot be loaded.
+  // For caches in the engine's memory. The errors are those of kernels that cannot be loaded.
   absl::StatusOr<std::unique_ptr<CacheKernels>> MakeCacheKernels() const;
 
   Device device() const { return device_; }
-  // With the caller's executor it is one that calls it, and keeps what Executor promises.
+  // Where EngineOptions gave one, this is an executor that calls it and keeps Executor's promises.
   Executor& executor() const { return *executor_; }
   const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
   // Where ports and scratch lie.
   DeviceMemory& memory() const { return *memory_; }
   const std::shared_ptr<DeviceMemory>& shared_memory() const { return memory_; }
-  // Compiled partitions and streams of one engine share it, and no other engine has it.
+  // Compiled partitions and streams of one engine share an identity that no other engine has.
   struct Identity {};
   const std::shared_ptr<const Identity>& identity() const { return identity_; }
 
@@ -110,7 +110,7 @@ class Engine {
 };
 
 // Where executions are put. On the CPU they have run when Execute returns; on a GPU they run later,
-// in order. Moving copies.
+// in order. Moving is copying.
 class Stream {
  public:
   Stream(const Stream&) = default;
