@@ -11,15 +11,18 @@
 // All methods may be called from several threads at once: those that change the cache wait for
 // those that read it, and the other way round.
 //
-// On a GPU everything lies in its memory. Append and Execute put kernels onto a stream, which read
-// the sequences' lengths there: a decode step of all layers can be captured into a CUDA graph, and
-// replayed while sequences grow. All that is put onto streams must run one after another: it is the
-// caller who makes a stream wait for another. What a kernel finds, a sequence beyond its capacity
-// or a number that is not finite, is the error of a later call; from then on until that call
-// nothing was appended. Other methods wait for the GPU, but for length() as long as nothing was
-// captured.
+// On a GPU everything lies in its memory.
 //
-// A layer or batch row that is not there has no tokens, ranges and bytes. All other methods refuse
+// - Append and Execute put kernels onto a stream. The kernels read the sequences' lengths in the
+//   GPU's memory: a decode step of all layers can be captured into a CUDA graph, and replayed while
+//   sequences grow.
+// - All that is put onto streams must run one after another: the caller makes a stream wait for
+//   another.
+// - What a kernel finds, a sequence beyond its capacity or a number that is not finite, is the
+//   error of a later call. Between the two nothing was appended.
+// - Other methods wait for the GPU, but for length() as long as nothing was captured.
+//
+// A layer or batch row that is not there has no tokens, ranges or bytes. All other methods refuse
 // it with kInvalidArguments.
 #ifndef KVANT_CACHE_KV_CACHE_H_
 #define KVANT_CACHE_KV_CACHE_H_
@@ -59,7 +62,7 @@ struct KvCacheBytes {
 
 struct KvAttentionOptions {
   int64_t query_heads = 0;
-  int64_t query_tokens = 1;  // the last of each sequence; each sees what is not behind it
+  int64_t query_tokens = 1;  // the last of each sequence; each sees itself and what is before it
   DataType type = kF32;      // of queries and output
   float scale = 0;           // 0: 1 / sqrt(head_size)
   float soft_cap = 0;        // scores become soft_cap * tanh(score / soft_cap); 0: they stay
@@ -67,15 +70,15 @@ struct KvAttentionOptions {
   // The queries are of tokens that the cache does not have yet: Execute takes their keys and values
   // and reads these as they are. Append comes after it.
   bool new_tokens = false;
-  // The queries are of no tokens here, but of such as come after all of these: each sees all.
+  // The queries are of tokens that are not here and come after all that are: each sees all.
   bool sees_all = false;
-  // Execute gives statistics of the softmax too, by which MergeAttention joins parts.
+  // Execute also gives statistics of the softmax, by which MergeAttention joins parts.
   bool stats = false;
   bool sinks = false;  // Execute takes a logit for each query head
-  // Of what Execute adds to the scaled scores: [batch or 1, query_heads or 1, query_tokens,
-  // columns]. Column j is of the j-th token that a row keeps, new ones behind those of the cache.
-  // There are at least KvCache::columns() of them, and query_tokens more with new tokens. Empty:
-  // nothing is added.
+  // Dims of the bias that Execute adds to the scaled scores: [batch or 1, query_heads or 1,
+  // query_tokens, columns]. Column j is of the j-th token that a row keeps, new ones behind those
+  // of the cache. There are at least KvCache::columns() columns, and query_tokens more with new
+  // tokens. Empty: nothing is added.
   Dims bias;
   bool operator==(const KvAttentionOptions&) const = default;
 };
@@ -94,22 +97,23 @@ class KvCache {
   // What a cache of these options takes, without making it.
   static absl::StatusOr<KvCacheBytes> BytesFor(const KvCacheOptions& options);
   KvCacheBytes bytes() const { return bytes_; }
-  // What the sequences hold of bytes() at their present lengths, without bookkeeping.
+  // How much of bytes() the sequences hold at their present lengths, without bookkeeping.
   int64_t used_bytes() const;
   const KvCacheOptions& options() const { return options_; }
   const Engine& engine() const { return engine_; }
   absl::StatusOr<CacheScheme> scheme(int64_t layer) const;
 
-  // Appends tokens to a layer, as many of k as of v: all of them to every batch row, or counts[b]
-  // of them to row b, from its starts[b] on: prompts that are padded on the left begin there.
-  // Without starts they are the first ones, without counts all from there on. kInvalidArguments,
-  // and the cache is as it was: shapes or types that are not the cache's, memory that is null, too
-  // small or not aligned to its elements, more tokens than its capacity, a number that its types do
-  // not hold. Where something else failed, the engine's executor or an allocation, the layer has no
-  // tokens from then on.
+  // Appends tokens to a layer, as many of k as of v. Row b takes counts[b] tokens from its
+  // starts[b] on, where prompts that are padded on the left begin. Without starts it takes the
+  // first ones, without counts all from its start on.
   //
-  // A stream that is captured takes one token for each row, without counts or starts; others wait
-  // for the GPU where these are given.
+  // kInvalidArguments, and the cache is as it was: shapes or types that are not the cache's, memory
+  // that is null, too small or not aligned to its elements, more tokens than its capacity, a number
+  // that its types do not hold. Where something else failed, the engine's executor or an
+  // allocation, the layer has no tokens from then on.
+  //
+  // A stream that is captured takes one token for each row, without counts or starts. On a stream
+  // that is not, Append waits for the GPU where counts or starts are given.
   absl::Status Append(const Stream& stream, int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {}, absl::Span<const int64_t> starts = {});
   // On the engine's default stream.
@@ -120,59 +124,61 @@ class KvCache {
   }
 
   // Compiles attention and keeps it. The same options give the same object, until kKeptAttentions
-  // others have been asked for since. What a caller holds stays compiled, but must not be executed
-  // when the cache is gone.
+  // others have been asked for since. What a caller holds stays compiled. It must not be executed
+  // once the cache is gone.
   //
   // On a GPU a captured graph computes in memory of the attentions that it was captured with:
   // whoever replays it holds them.
   static constexpr size_t kKeptAttentions = 8;
   absl::StatusOr<std::shared_ptr<const KvAttention>> Attention(const KvAttentionOptions& options);
-  // What attention computes in. It is kept from the first execution on: a block for each thread
-  // that has executed at the same time as others, as large as the largest execution needs, rounded
-  // up by a quarter at most. On the CPU an execution needs up to 8 MiB, and some hundred KiB for
-  // each thread of the engine (KvAttention::compiled says how much). On a GPU it is that of all
-  // attentions that are kept, and what Append computes in.
+  // Bytes that attention computes in. They are kept from the first execution on.
+  //
+  // On the CPU: a block for each thread that has executed at the same time as others, as large as
+  // the largest execution needs, rounded up by a quarter at most. An execution needs up to 8 MiB,
+  // and some hundred KiB for each thread of the engine (KvAttention::compiled says how much). On a
+  // GPU: that of all attentions that are kept, and what Append computes in.
   int64_t scratch_bytes() const;
 
-  // Tokens that a sequence has room for in the memory of a layer, of all layers the most: those of
-  // its quantized part, whole groups of them, and those kept as they are, sinks and window.
+  // Tokens that a sequence has room for in the memory of a layer: those of its quantized part,
+  // whole groups of them, and those kept as they are, sinks and window. Of all layers the most.
   int64_t columns() const;
 
-  // Tokens of batch row `row` in that layer, with those that it has not kept. On a GPU, not while a
-  // stream is captured.
+  // Tokens of batch row `row` in that layer, also those that the layer has not kept. On a GPU, not
+  // while a stream is captured.
   int64_t length(int64_t layer, int64_t row = 0) const;
 
   // Takes every sequence back to its first `tokens` tokens, which it must have, in all layers; or
   // each row to a number of its own, in all layers or in one. Where tokens have left a window, or
-  // are older than what a layer keeps, only the last options.rollback of the most that it has had
-  // can be taken back: kInvalidArguments otherwise, and the cache is as it was.
+  // are older than what a layer keeps, only options.rollback tokens can be taken back, counted from
+  // the most that the sequence has had. Otherwise kInvalidArguments, and the cache is as it was.
   absl::Status Crop(int64_t tokens);
   absl::Status Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer = std::nullopt);
-  // Crop to 0, which is possible whatever was found: an error that no call has told is forgotten.
+  // Crop to 0, which is always possible: an error that a kernel found and no call has told is
+  // forgotten.
   absl::Status Reset();
   // Row i becomes what row rows[i] was, in all layers or in one: beam search. kInvalidArguments for
   // rows that are not there.
   absl::Status Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> layer = std::nullopt);
-  // A cache of its own with the same tokens: of row rows[i] in its row i, or of all rows, as they
-  // are; with the same capacity or another. So batches change and sequences grow beyond the
-  // capacity. kInvalidArguments for rows that are not there and tokens that do not fit.
+  // A cache of its own with the same tokens. Its row i is row rows[i] of this cache; without rows
+  // it has all rows as they are. capacity 0: as this cache's. So batches change and sequences grow
+  // beyond the capacity. kInvalidArguments for rows that are not there and tokens that do not fit.
   absl::StatusOr<std::unique_ptr<KvCache>> Fork(
       std::optional<absl::Span<const int64_t>> rows = std::nullopt, int64_t capacity = 0) const;
 
   // A layer's sequences as bytes, to be sent to another machine or written to a file. They have
-  // what attention reads of each row, as it is stored, and what its next tokens are quantized with,
-  // but nothing else: not the scheme, which must be that of the cache that loads them, as must
-  // heads, sizes and what it keeps; nor lengths, nor static scales. Capacity, batch and layers may
-  // be others.
+  // what attention reads of each row, as it is stored, and what its next tokens are quantized with.
+  // They do not have the scheme, heads, sizes and what the layer keeps, which must be those of the
+  // cache that loads them; nor lengths, nor static scales. Capacity, batch and layers may be
+  // others.
   //
-  // How many bytes, for rows of these lengths [batch].
+  // SavedBytes is how many bytes, for rows of these lengths [batch].
   absl::StatusOr<int64_t> SavedBytes(int64_t layer, absl::Span<const int64_t> lengths) const;
-  // `to`: so many, in the engine's memory; some between arrays are left alone. On a GPU it waits
-  // for what is under way, then copies on the stream, which must not be captured.
+  // `to` has so many bytes, in the engine's memory; some between arrays are left alone. On a GPU
+  // Save waits for what is under way, then copies on the stream, which must not be captured.
   absl::Status Save(const Stream& stream, int64_t layer, Tensor to) const;
-  // The layer's rows become what was saved, and are then what they were when nothing is cropped: no
-  // token of them comes back into a window, or into what the layer keeps. The bytes are trusted as
-  // codes are.
+  // The layer's rows become what was saved. They are as they were, but for Crop, which brings no
+  // token of them back into a window, or into what the layer keeps. The bytes are trusted as codes
+  // are.
   absl::Status Load(const Stream& stream, int64_t layer, absl::Span<const int64_t> lengths,
                     ConstTensor from);
 
