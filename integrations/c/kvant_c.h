@@ -7,22 +7,22 @@
 //       kvant_compile(engine, graph, NULL, &compiled) != KVANT_OK) puts(kvant_error());
 //   kvant_execute(compiled, NULL, inputs, inputs_count, outputs, outputs_count);
 //
-// Every function that can fail gives a kvant_status. What went wrong is then a sentence in
-// kvant_error(), and what the function would have made is not touched. No exception leaves the
-// library. A null handle or a null pointer where none may be is KVANT_INVALID_ARGUMENTS; a handle
-// that was destroyed is the caller's mistake, as everywhere in C.
+// Every function that can fail gives a kvant_status. If it fails, kvant_error() has a sentence that
+// says what went wrong, and what the function would have made is not touched. No exception leaves
+// the library. A null handle or a null pointer where none may be is KVANT_INVALID_ARGUMENTS; a
+// handle that was destroyed is the caller's mistake, as everywhere in C.
 //
 // Handles are made by the functions whose last parameter is a pointer to one, and given back to
 // their kvant_*_destroy, which takes null. What is made of a handle keeps what it needs of it
 // alive: handles may be destroyed in any order. Several threads may use one handle at once, but for
 // a kvant_builder, and none may use it while it is destroyed.
 //
-// Structs with a `size` begin with it: callers set it to sizeof of theirs, so that later versions
-// can add members at the end. What a caller's struct does not have is as if it were zero. Members
-// that are zero stand for what C++ has as their default, unless it says otherwise here.
+// Structs with a `size` begin with it: callers set it to the sizeof of their struct, so that later
+// versions can add members at the end. Members that a caller's struct does not have count as zero.
+// Members that are zero stand for the default that C++ has, unless this header says otherwise.
 //
-// Texts that functions give are UTF-8 and end with 0. Those without a handle's lifetime ("of this
-// thread") are valid until this thread's next call that gives one.
+// Texts that functions give are UTF-8 and end with 0. Texts "of this thread" are no handle's: they
+// are valid until this thread's next call that gives one.
 #ifndef KVANT_INTEGRATIONS_C_KVANT_C_H_
 #define KVANT_INTEGRATIONS_C_KVANT_C_H_
 
@@ -39,10 +39,10 @@ extern "C" {
 #define KVANT_ENUM(name) enum name
 #endif
 
-// It grows by one where something that was there changes or goes; what is added does not count.
+// The version grows by one where something that was there changes or goes. Additions do not count.
 #define KVANT_ABI_VERSION 1
 int32_t kvant_abi_version(void);
-// Of kvant, "0.1.0".
+// The version of kvant, "0.1.0".
 const char* kvant_version(void);
 
 typedef KVANT_ENUM(kvant_status){
@@ -69,7 +69,7 @@ typedef KVANT_ENUM(kvant_type){
     KVANT_S8 = 5,    KVANT_U8 = 6,  KVANT_BOOLEAN = 7, KVANT_F8_E5M2 = 8, KVANT_F8_E4M3 = 9,
     KVANT_S4 = 10,   KVANT_U4 = 11, KVANT_S64 = 12,    KVANT_S2 = 13,     KVANT_U2 = 14,
 } kvant_type;
-// "f8_e4m3"; null for what is no type.
+// "f8_e4m3" and the like; null for what is no type.
 const char* kvant_type_name(kvant_type type);
 // KVANT_UNDEF if none has that name.
 kvant_type kvant_type_from_name(const char* name);
@@ -112,8 +112,8 @@ kvant_status kvant_graph_to_json(const kvant_graph* graph, const char** text);
 // In Graphviz's language, with a box around each partition. Of this thread.
 kvant_status kvant_graph_to_dot(const kvant_graph* graph, const char** text);
 void kvant_graph_destroy(kvant_graph* graph);
-// Inputs in order of first use, outputs in that of their making: the order of an execution's
-// tensors too.
+// How many. Inputs are in order of first use, outputs in the order in which they are made. An
+// execution's tensors have the same order.
 size_t kvant_graph_inputs(const kvant_graph* graph);
 size_t kvant_graph_outputs(const kvant_graph* graph);
 // `tensor->size` must be set. What it points to lives as long as the graph.
@@ -135,7 +135,8 @@ typedef struct kvant_builder_options {
 // Null options: all default.
 kvant_status kvant_builder_create(const kvant_builder_options* options, kvant_builder** builder);
 void kvant_builder_destroy(kvant_builder* builder);
-// An input of the graph: name, type, dims, strides and property of `tensor`. No two have one name.
+// An input of the graph, with name, type, dims, strides and property of `tensor`. No two inputs
+// have the same name.
 kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* tensor,
                                  kvant_value* value);
 // A constant without dims, rounded to the type; a number beyond the type is refused.
@@ -161,11 +162,13 @@ typedef struct kvant_attr {
   size_t count;  // of a list
 } kvant_attr;
 
-// Adds an op of docs/ops.md, "SoftMax", and checks it at once. results[i] gives the type of a
-// result (KVANT_UNDEF: that of the first input), and may give dims, where `dims` is not null; they
-// are needed only where the op leaves them open (the capacity of Append). `name`: of the first
-// result; null: one is made. values: [results_count]. A builder of which one call failed gives no
-// graph: later calls fail and repeat the first error.
+// Adds an op of docs/ops.md, "SoftMax" for one, and checks it at once.
+//
+// results[i] gives the type of a result (KVANT_UNDEF: that of the first input), and its dims, where
+// `dims` is not null. Dims are needed only where the op leaves them open (the capacity of Append).
+// `name` is that of the first result; null: one is made. values: [results_count].
+//
+// A builder of which one call failed gives no graph: later calls fail and repeat the first error.
 kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char* name,
                               const kvant_value* inputs, size_t inputs_count,
                               const kvant_attr* attrs, size_t attrs_count,
@@ -177,7 +180,7 @@ kvant_status kvant_builder_output(kvant_builder* builder, const char* name, kvan
 // What is known of a value. Pointers are valid until the builder's next call.
 kvant_status kvant_builder_describe(const kvant_builder* builder, kvant_value value,
                                     kvant_tensor* tensor);
-// Once.
+// May be called once.
 kvant_status kvant_builder_build(kvant_builder* builder, kvant_graph** graph);
 
 // ---- Partitions ---------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ size_t kvant_partitions_count(const kvant_partitions* partitions);
 // Pointers live as long as the partitions.
 kvant_status kvant_partitions_at(const kvant_partitions* partitions, size_t at,
                                  kvant_partition* partition);
-// Its ops, as a graph of their own.
+// The partition's ops, as a graph of their own.
 kvant_status kvant_partitions_graph(const kvant_partitions* partitions, size_t at,
                                     kvant_graph** graph);
 
@@ -242,7 +245,7 @@ typedef struct kvant_compile_options {
 kvant_status kvant_compile(const kvant_engine* engine, const kvant_graph* graph,
                            const kvant_compile_options* options, kvant_compiled** compiled);
 void kvant_compiled_destroy(kvant_compiled* compiled);
-// With all shapes known; a handle of its own.
+// The graph with all shapes known; a handle of its own.
 kvant_status kvant_compiled_graph(const kvant_compiled* compiled, kvant_graph** graph);
 // What runs, which backends were passed over and why, and why attention was not found where it
 // nearly was: a line each. Of this thread.
@@ -256,23 +259,27 @@ typedef struct kvant_compiled_info {
 } kvant_compiled_info;
 kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compiled_info* info);
 
-// One tensor for each of the graph's inputs and outputs, in their order. Type, dims and strides
-// must be the port's (a null `strides` is dense), and the device the engine's; null data is refused
-// but for tensors without elements. A port of a type that DLPack or its producer lacks takes bytes,
-// u8 or s8: f8 as they are; boolean as they are; 4 and 2 bits packed, with the last dim, which must
-// be dense, divided by the elements of a byte; it is rounded up where there is one row, and of
-// several rows each is of whole bytes.
-// `stream` is a CUstream of device "cuda", null the default stream; "cpu" ignores it, and
-// has run when the call returns. Errors as CompiledGraph::Execute (backends/compiled_graph.h);
-// where arguments are wrong, nothing has been written, unless it is lengths or positions that the
-// graph itself computes. Outputs overlap neither inputs nor each other, here and wherever kvant
-// executes something, which is not checked.
+// Takes one tensor for each of the graph's inputs and outputs, in their order. Type, dims and
+// strides must be the port's (a null `strides` is dense), and the device the engine's. Null data is
+// refused but for tensors without elements.
+//
+// A port of a type that DLPack or its producer lacks takes bytes, u8 or s8. f8 and boolean come as
+// they are. 4 and 2 bits come packed: the last dim, which must be dense, is divided by the elements
+// of a byte. Where there is one row it is rounded up; of several rows each is of whole bytes.
+//
+// `stream` is a CUstream of device "cuda", null the default stream. "cpu" ignores it, and has run
+// when the call returns.
+//
+// Errors are those of CompiledGraph::Execute (backends/compiled_graph.h). Where arguments are
+// wrong, nothing has been written, unless lengths or positions that the graph itself computes are
+// wrong. Outputs must overlap neither inputs nor each other, here and wherever kvant executes
+// something. This is not checked.
 kvant_status kvant_execute(const kvant_compiled* compiled, void* stream,
                            const DLTensor* const* inputs, size_t inputs_count,
                            const DLTensor* const* outputs, size_t outputs_count);
 
 // ---- KV caches ----------------------------------------------------------------------------------
-// cache/kv_cache.h and docs/kv_cache.md say what each does.
+// cache/kv_cache.h and docs/kv_cache.md say what each function does.
 
 typedef struct kvant_cache kvant_cache;
 
@@ -284,14 +291,14 @@ typedef struct kvant_scales {
 typedef struct kvant_cache_options {
   size_t size;
   const char* scheme;  // of all layers: "int4_g64_R128_s4" or as docs/kv_cache.md; null: f16
-  // Or one for each; null: `scheme`.
+  // [layers]: a scheme for each layer; null: `scheme` for all.
   const char* const* layer_schemes;
   int64_t layers, batch, heads;  // of K and V; 0: 1
   int64_t head_size, v_head_size;
   int64_t capacity;  // tokens of a sequence
   int64_t rollback;  // of the last tokens, that kvant_cache_crop can take back
   bool allow_non_finite;
-  // Of storage with static scales: [layers]; null: none.
+  // [layers], for storage with static scales; null: none.
   const kvant_scales* k_scales;
   const kvant_scales* v_scales;
   // [layers]: how many of a sequence's last tokens a layer keeps, for attention with windows; 0, or
@@ -313,19 +320,19 @@ void kvant_cache_destroy(kvant_cache* cache);
 // What a cache of these options takes, without making it.
 kvant_status kvant_cache_bytes_for(const kvant_cache_options* options, kvant_cache_bytes* bytes);
 kvant_status kvant_cache_memory(const kvant_cache* cache, kvant_cache_bytes* bytes);
-// What its sequences hold of that now, and what attention computes in.
+// How much of that memory the sequences hold now; and bytes that attention computes in.
 int64_t kvant_cache_used_bytes(const kvant_cache* cache);
 int64_t kvant_cache_scratch_bytes(const kvant_cache* cache);
-// The layer's, as text that kvant_cache_options takes. Of this thread.
+// The layer's scheme, as text that kvant_cache_options takes. Of this thread.
 kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const char** text);
 
-// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides from 0 on. Row b
-// takes counts[b] tokens from its starts[b] on: null: all, from the first on. `stream`: as
-// kvant_execute's.
+// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides that are not
+// negative. Row b takes counts[b] tokens from its starts[b] on. Null starts: from the first on;
+// null counts: all. `stream`: as kvant_execute's.
 kvant_status kvant_cache_append(kvant_cache* cache, void* stream, int64_t layer, const DLTensor* k,
                                 const DLTensor* v, const int64_t* counts, const int64_t* starts);
 int64_t kvant_cache_length(const kvant_cache* cache, int64_t layer, int64_t row);
-// Of one layer, or of all.
+// As `layer` of what follows: all layers.
 #define KVANT_ALL_LAYERS (-1)
 // tokens [batch], or one for all rows where tokens_count is 1.
 kvant_status kvant_cache_crop(kvant_cache* cache, int64_t layer, const int64_t* tokens,
@@ -334,13 +341,13 @@ kvant_status kvant_cache_reset(kvant_cache* cache);
 // Row i becomes what row rows[i] was. rows: [batch].
 kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_t* rows,
                                  size_t rows_count);
-// A cache of its own with the same tokens: of row rows[i] in its row i, null: of all rows; with
-// another capacity, or 0: the same.
+// A cache of its own with the same tokens. Its row i is row rows[i] of `cache`; null rows: all
+// rows. capacity 0: as that of `cache`.
 kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
                               int64_t capacity, kvant_cache** fork);
 // A layer's sequences as bytes for another cache of the same scheme, heads and sizes
-// (KvCache::Save). lengths: [batch], of its rows when it was saved: the bytes do not hold them, and
-// others are noticed only by the size. out, data: u8 [bytes], dense.
+// (KvCache::Save). lengths: [batch], of the layer's rows when it was saved. The bytes do not hold
+// the lengths; wrong ones are noticed only by the size. out, data: u8 [bytes], dense.
 kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
                                      const int64_t* lengths, int64_t* bytes);
 kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
@@ -354,9 +361,9 @@ typedef KVANT_ENUM(kvant_part){
     KVANT_PART_SINKS = 0,       KVANT_PART_CODES = 1,  KVANT_PART_SCALES = 2,
     KVANT_PART_ZERO_POINTS = 3, KVANT_PART_WINDOW = 4,
 } kvant_part;
-// A part of K (of V, if `values`) as it is stored, type and dims in `tensor`, [batch, heads, slots,
-// channels]; its memory is the cache's, of its engine. A part that the scheme has not is null and
-// of rank -1.
+// A part of K (of V, if `values`) as it is stored: [batch, heads, slots, channels], with type and
+// dims in `tensor`. The memory is the cache's, on its engine's device. A part that the scheme lacks
+// is null and of rank -1.
 kvant_status kvant_cache_part(const kvant_cache* cache, int64_t layer, bool values, kvant_part part,
                               kvant_tensor* tensor, const void** data);
 
@@ -380,16 +387,17 @@ typedef struct kvant_attention_options {
   bool sinks;            // executions take a logit for each query head
   // The query tokens are not in the cache yet: executions take their keys and values.
   bool new_tokens;
-  // Of what executions add to the scaled scores: [batch or 1, query heads or 1, query tokens,
-  // kvant_cache_columns or more, and the new tokens]; zeros: nothing. New tokens have the columns
-  // right behind a row's own: its j-th has column length + j, with `starts` length - start + j.
+  // Dims of the bias that executions add to the scaled scores: [batch or 1, query heads or 1, query
+  // tokens, kvant_cache_columns or more, and the new tokens]; zeros: nothing is added. New tokens
+  // have the columns right behind a row's own: the j-th new token has column length + j, with
+  // `starts` length - start + j.
   int64_t bias[4];
-  // The queries are of tokens that come after all of these: each sees all.
+  // The queries are of tokens that come after all that the cache has: each sees all.
   bool sees_all;
   bool stats;  // executions write statistics too, by which MergeAttention joins parts
 } kvant_attention_options;
 
-// What an execution takes beside queries; what its options do not say is null.
+// What an execution takes beside queries. What the attention's options do not ask for is null.
 typedef struct kvant_attention_inputs {
   size_t size;
   const DLTensor* sinks;  // f32 [query heads]
@@ -397,8 +405,8 @@ typedef struct kvant_attention_inputs {
   // Of new tokens, dense: [batch, heads, query tokens, head size], of the queries' type.
   const DLTensor *k, *v;
   const int64_t* starts;  // [batch]: row b has those from its starts[b] on; null: all
-  // Written, with the option: f32 [batch, query heads, query tokens, 1], dense: max + ln(sum
-  // exp(score - max)), -inf where a query sees nothing.
+  // Written, with the option `stats`: f32 [batch, query heads, query tokens, 1], dense, of max +
+  // ln(sum exp(score - max)), -inf where a query sees nothing.
   const DLTensor* stats;
 } kvant_attention_inputs;
 
@@ -411,8 +419,8 @@ void kvant_attention_destroy(kvant_attention* attention);
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
                                      const DLTensor* q, const DLTensor* out,
                                      const kvant_attention_inputs* inputs);
-// The kernel that runs for a layer; and in a sentence, with why nothing better does. Of this
-// thread.
+// The kernel that runs for a layer; and the same in a sentence, with why nothing better runs. Of
+// this thread.
 kvant_status kvant_attention_kernel(const kvant_attention* attention, int64_t layer,
                                     const char** text);
 kvant_status kvant_attention_explain(const kvant_attention* attention, int64_t layer,
