@@ -19,7 +19,7 @@
 
 namespace kvant {
 
-// What attention takes beside queries, as its options say.
+// What attention takes beside queries, as its KvAttentionOptions say.
 struct KvAttentionInputs {
   ConstTensor sinks;  // f32 [query_heads]: a logit that joins each softmax's denominator
   ConstTensor bias;   // f32, of KvAttentionOptions::bias
@@ -30,28 +30,33 @@ struct KvAttentionInputs {
   absl::Span<const int64_t> starts;
 };
 
-// It belongs to a cache and must not be executed when that is gone. Several threads may execute it
-// at once.
+// A KvAttention belongs to a cache and must not be executed when the cache is gone. Several threads
+// may execute it at once.
 class KvAttention {
  public:
   KvAttention(const KvAttention&) = delete;
   KvAttention& operator=(const KvAttention&) = delete;
 
   const KvAttentionOptions& options() const { return options_; }
-  // What runs for that layer; layers of one scheme share it. kInvalidArguments for a layer that is
+  // What runs for that layer. Layers of one scheme share it. kInvalidArguments for a layer that is
   // not there.
   absl::StatusOr<CompiledPartition> compiled(int64_t layer) const;
 
   // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (v_head_size of
-  // the output) of options().type. `stats`, if options().stats, f32 [batch, query_heads,
-  // query_tokens, 1]: max + ln(sum exp(score - max)), -inf where a query sees nothing. It computes
-  // in KvCache::scratch_bytes(), and allocates nothing once these are enough; on a GPU all is
-  // allocated before. Queries are those of a row's last tokens: of a row with fewer tokens than
-  // queries the first ones see nothing, and give 0. All queries read the cache as it is now: tokens
-  // that have left the window are quantized for the first of them too. kInvalidArguments where
-  // queries see tokens that their layer has not kept; on a GPU, where these may be, or starts are
-  // given, it waits for it, and the stream must not be captured. Outputs overlap nothing else,
-  // which is not checked.
+  // the output) of options().type. `stats`, if options().stats: f32 [batch, query_heads,
+  // query_tokens, 1], max + ln(sum exp(score - max)), -inf where a query sees nothing. Outputs must
+  // overlap nothing else, which is not checked.
+  //
+  // Queries are those of a row's last tokens. Where a row has fewer tokens than queries, the first
+  // queries see nothing, and give 0. All queries read the cache as it is now: tokens that have left
+  // the window are quantized for the first query too.
+  //
+  // kInvalidArguments where queries see tokens that their layer has not kept. On a GPU, where there
+  // may be such tokens, or starts are given, Execute waits for the GPU, and the stream must not be
+  // captured.
+  //
+  // Execute computes in KvCache::scratch_bytes(), and allocates nothing once these are enough. On a
+  // GPU all is allocated before.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
                        const KvAttentionInputs& inputs = {}, Tensor stats = {}) const;
 
