@@ -23,6 +23,10 @@ void StorePart(float* p, int64_t n, typename S::Vector v) {
   S::StoreSome(p, v, n);
 }
 
+// Rows of codes are prefetched a kilobyte or two at a time, from two streams in turn.
+template <typename S>
+inline constexpr int kCodeStreamBits = S::kStreamBits > 0 ? 1 : 0;
+
 // Prefetches the line at `at`, into the second-level cache, and moves on to the next. The compiler
 // leaves the request where it is: several together leave memory idle before and after them.
 inline __attribute__((always_inline)) void PrefetchLine(const uint8_t*& at) {

@@ -11,6 +11,7 @@
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/isa/codes_common.h"
 #include "kvant/kernels/cpu/isa/codes_scores.h"
+#include "kvant/kernels/cpu/isa/streams.h"
 
 namespace kvant::cpu {
 namespace {
@@ -89,12 +90,12 @@ inline __attribute__((always_inline)) void MultiplyTokens(
 template <typename T, int kBits, bool kWhole>
 void TokenScoresBlock(const TokenRows& rows, typename T::I flips, const CodeColumns& columns,
                       const CodeQueries& queries, const CodeParameters& parameters, int64_t token,
-                      float* scores) {
+                      int stream_bits, float* scores) {
   using I = typename T::I;
   using S = typename T::Codes;
   constexpr int kLanes = T::kRun / kLaneBytes;
   const uint8_t* at = rows.At(token);
-  const uint8_t* next = rows.Next(token);
+  const uint8_t* next = NextOf(rows, stream_bits, token / S::kWidth, S::kWidth);
   const int64_t last = rows.tokens - token - 1, parts = columns.parts;
   const int32_t* factors = queries.pairs;
   const float *const scales = parameters.scales + token, *const biases =
@@ -133,11 +134,12 @@ void TokenScores(const TokenRows& rows, bool flip, const CodeColumns& columns,
   constexpr int64_t kTokens = T::Codes::kWidth;
   const auto flips = T::Flips(kBits, flip);
   const bool whole_runs = rows.row_bytes % T::kRun == 0;
+  const int stream_bits = StreamBits(rows, kCodeStreamBits<typename T::Codes>);
   for (int64_t token = 0; token < rows.tokens; token += kTokens) {
     const auto run = whole_runs && rows.tokens - token >= kTokens
                          ? TokenScoresBlock<T, kBits, true>
                          : TokenScoresBlock<T, kBits, false>;
-    run(rows, flips, columns, queries, parameters, token, scores);
+    run(rows, flips, columns, queries, parameters, token, stream_bits, scores);
   }
 }
 

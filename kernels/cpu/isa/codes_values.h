@@ -7,6 +7,7 @@
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/isa/codes_common.h"
 #include "kvant/kernels/cpu/isa/codes_weights.h"
+#include "kvant/kernels/cpu/isa/streams.h"
 
 namespace kvant::cpu {
 namespace {
@@ -68,11 +69,12 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, Val
   constexpr int64_t kAhead = 2 * kChunks * kRunBytes;
   // Requests stand apart where one row waits for memory: a line with each chunk, of AVX-512's size.
   constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
+  const int stream_bits = StreamBits(rows, kCodeStreamBits<S>);
   const uint8_t *p0 = nullptr, *next = nullptr;
   for (int64_t t = begin; t < end; t += 2, p0 += 2 * rows.stride) {
     if (t % kPageUnit == 0) {
       p0 = rows.blocks[t / kPageUnit] + byte;
-      next = rows.next[t / kPageUnit] + byte * kPageUnit;
+      next = NextOf(rows, stream_bits, t / kPageUnit, kPageUnit) + byte * kPageUnit;
     }
     const uint8_t* p1 = t + 1 < rows.tokens ? p0 + rows.stride : p0;
     if constexpr (!kApart) {

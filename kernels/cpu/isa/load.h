@@ -67,7 +67,8 @@ struct Entries {
   explicit Entries(const float* codebook)
       : table(S::LoadTable(codebook, 1 << (bits == 2 ? 2 : 4))), values(codebook) {}
 
-  typename S::Vector Convert(typename S::Raw raw) const {
+  template <typename Raw>
+  typename S::Vector Convert(Raw raw) const {
     if constexpr (kBits == 8) return S::Gather(values, S::IndexU8(raw));
     if constexpr (kBits == 4) return S::Look(table, S::IndexU4(raw));
     return S::Look(table, S::IndexU2(raw));

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/isa/streams.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
@@ -75,10 +76,6 @@ template <typename S, typename Type>
 inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t n) {
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
-
-// Memory answers late, so each row prefetches one of the next tile, into the second-level cache:
-// the first cannot wait for so many lines.
-inline constexpr int64_t kLineBytes = 64;
 
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 inline constexpr int64_t kSumBlock = 64;
@@ -199,25 +196,29 @@ void QkChannels(DataType type, const uint8_t* k, const uint8_t* next, int64_t st
   });
 }
 
-// Of one query, kWidth rows are prefetched in turns. Where they have more than two lines, memory
-// delivers them 1.3 to 1.5 times as fast one after another (f16 and bf16, heads of 128 and 256; 16
-// rows on a Zen 5, 8 on a Zen 3).
+// Of one query, lines of kWidth rows would be prefetched in turns. Where rows have more than two
+// lines, memory delivers them 1.3 to 1.5 times as fast row by row (f16 and bf16, heads of 128 and
+// 256; 16 rows on a Zen 5, 8 on a Zen 3).
 template <typename S, typename Type, int kRows>
 inline bool TakesRowsWhole(int64_t head_size) {
   return S::kWidth >= 8 && kRows == 1 && head_size * Type::kBits / 8 > 2 * kLineBytes;
 }
 
-// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
-// accumulator for each, with lanes over channels, which FoldEach then sums. Rows taken whole
-// prefetch those from `next` on.
+// Scores of kRows queries and S::kWidth / kRows tokens from `first` on: an accumulator for each,
+// with lanes over channels, which FoldEach then sums.
 template <typename S, typename Type, int kRows>
-inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
-                          int64_t next_stride, int64_t tokens, const float* q, int64_t head_size,
-                          float* scores) {
+inline void QkStoredBlock(const TokenRows& rows, int64_t first, int stream_bits, const float* q,
+                          int64_t head_size, float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
-  const uint8_t* row[kTokens];
+  const int64_t tokens = rows.tokens - first;
+  const uint8_t *row[kTokens], *next[kTokens];
+  const uint8_t *const k = rows.At(first), *const after = rows.Next(first);
 #pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) row[t] = k + (t < tokens ? t : tokens - 1) * stride;
+  for (int t = 0; t < kTokens; ++t) {
+    row[t] = k + (t < tokens ? t : tokens - 1) * rows.stride;
+    next[t] =
+        stream_bits == 0 ? after + t * rows.next_stride : NextOf(rows, stream_bits, first + t, 1);
+  }
   typename S::Vector sum[S::kWidth];
 #pragma GCC unroll 16
   for (auto& s : sum) s = S::Zero();
@@ -227,17 +228,26 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
     const int64_t whole = head_size / S::kWidth * S::kWidth;
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
-      const auto add = [&](int64_t i) {
-        sum[t] = S::Fma(S::Load(q + i), LoadStored<S, Type>(row[t], i), sum[t]);
+      // Two sums, as one would wait for itself.
+      auto even = S::Zero(), odd = S::Zero();
+      const auto add = [&](int64_t i, auto& to) {
+        to = S::Fma(S::Load(q + i), LoadStored<S, Type>(row[t], i), to);
       };
-      const uint8_t* line = next + t * next_stride;
+      const uint8_t* line = next[t];
       for (d = 0; d + kOfLine <= whole; d += kOfLine, line += kLineBytes) {
         __builtin_prefetch(line, 0, 2);
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < kOfLine; i += S::kWidth) add(d + i);
+        for (int64_t i = 0; i < kOfLine; i += S::kWidth) add(d + i, i / S::kWidth % 2 ? odd : even);
       }
       if (d < whole) __builtin_prefetch(line, 0, 2);
-      for (; d < whole; d += S::kWidth) add(d);
+      for (; d < whole; d += S::kWidth) add(d, even);
+      sum[t] = S::Add(even, odd);
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      for (int64_t b = 0; b < rows.row_bytes; b += kLineBytes)
+        __builtin_prefetch(next[t] + b, 0, 2);
     }
   }
   for (; d + S::kWidth <= head_size; d += S::kWidth) {
@@ -269,23 +279,16 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
   S::Store(sums, S::FoldEach(sum, [](auto a, auto b) { return S::Add(a, b); }));
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < (tokens < kTokens ? tokens : kTokens); ++t) {
-      scores[r * kTokenTile + t] = sums[r * kTokens + t];
+      scores[r * kTokenTile + first + t] = sums[r * kTokens + t];
     }
   }
 }
 
 template <typename S, typename Type, int kRows>
 void QkStoredRows(const TokenRows& tokens, const float* q, int64_t head_size, float* scores) {
-  constexpr int kTokens = S::kWidth / kRows;
-  for (int64_t t = 0; t < tokens.tokens; t += kTokens) {
-    const uint8_t* const next = tokens.Next(t);
-    for (int i = 0; i < kTokens && !TakesRowsWhole<S, Type, kRows>(head_size); ++i) {
-      for (int64_t b = 0; b < tokens.row_bytes; b += kLineBytes) {
-        __builtin_prefetch(next + i * tokens.next_stride + b, 0, 2);
-      }
-    }
-    QkStoredBlock<S, Type, kRows>(tokens.At(t), tokens.stride, next, tokens.next_stride,
-                                  tokens.tokens - t, q, head_size, scores + t);
+  const int stream_bits = StreamBits(tokens, S::kStreamBits);
+  for (int64_t t = 0; t < tokens.tokens; t += S::kWidth / kRows) {
+    QkStoredBlock<S, Type, kRows>(tokens, t, stream_bits, q, head_size, scores);
   }
 }
 
@@ -307,33 +310,6 @@ void QkStored(DataType type, const TokenRows& tokens, const float* q, int64_t ro
   });
 }
 
-// Prefetches lines of the next tile's rows one after another, as memory answers fastest.
-class NextLines {
- public:
-  static int64_t Of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
-
-  // Those from token `begin` on, without so many.
-  NextLines(const TokenRows& tokens, int64_t begin, int64_t skipped)
-      : of_row_(Of(tokens.row_bytes)), gap_(tokens.next_stride - of_row_ * kLineBytes) {
-    const int64_t rows = skipped / of_row_, lines = skipped % of_row_;
-    at_ = tokens.Next(begin) + rows * tokens.next_stride + lines * kLineBytes;
-    left_ = of_row_ - lines;
-  }
-
-  void Ask() {
-    __builtin_prefetch(at_, 0, 2);
-    at_ += kLineBytes;
-    if (--left_ != 0) return;
-    left_ = of_row_;
-    at_ += gap_;
-  }
-
- private:
-  int64_t of_row_, gap_;
-  const uint8_t* at_;
-  int64_t left_;
-};
-
 // Channels that are summed over a tile before they are added to the output.
 inline constexpr int64_t kPvChannels = 256;
 
@@ -342,7 +318,7 @@ inline constexpr int64_t kPvChannels = 256;
 // vector of which `last` channels exist. kTile: tokens are those of a tile, so none is prefetched.
 template <typename S, typename Type, bool kTile, int kRows, int kVectors, bool kWhole>
 void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t end, int64_t d,
-             int64_t last, NextLines& next, float* sums) {
+             int64_t last, int stream_bits, NextLines& next, float* sums) {
   typename S::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -353,12 +329,12 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
   }
   constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
   const int64_t first = d * Type::kBits / 8;
-  const int64_t lines = NextLines::Of(first + kBlockBytes) - NextLines::Of(first);
+  const int64_t lines = LinesOf(first + kBlockBytes) - LinesOf(first);
   const uint8_t* row = tokens.At(begin);
   for (int64_t t = begin; t < end; ++t, row += tokens.stride) {
     if (!kTile && t % kPageUnit == 0 && t > begin) {
       row = tokens.At(t);
-      next = NextLines(tokens, t, 0);
+      next = {tokens, stream_bits, t, 0};
     }
     for (int64_t i = 0; !kTile && i < lines; ++i) next.Ask();
     const auto load = [&](int i) {
@@ -398,6 +374,7 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
 template <typename S, typename Type, bool kTile>
 void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const float* shrink,
             int64_t head_size, float* out) {
+  const int stream_bits = StreamBits(tokens, S::kStreamBits);
   ForBlocksOfRows(rows, [&](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(8);
@@ -413,11 +390,12 @@ void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const flo
       int64_t begin = 0;
       do {
         const int64_t left = tokens.tokens - begin, end = begin + (left < turn ? left : turn);
-        NextLines next(tokens, begin, (end - begin) * NextLines::Of(first * Type::kBits / 8));
+        NextLines next(tokens, stream_bits, begin,
+                       (end - begin) * LinesOf(first * Type::kBits / 8));
         int64_t d = 0;
         const auto pass = [&](auto add, int64_t step, int64_t needed) {
           for (; d + needed <= channels; d += step) {
-            add(p, tokens, begin, end, first + d, channels - d, next, sums + d);
+            add(p, tokens, begin, end, first + d, channels - d, stream_bits, next, sums + d);
           }
         };
         constexpr int64_t kStep = kVectors * S::kWidth;

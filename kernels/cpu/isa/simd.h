@@ -214,51 +214,52 @@ struct Simd : SimdTarget {
   static void StoreRaw(uint8_t* p, Raw raw) {
     hn::StoreU(FirstBytes<kCount>(raw), hn::CappedTag<uint8_t, kCount>(), p);
   }
-  // kCount bytes, and what follows them is undefined.
+  // kCount bytes as a vector of that size.
   template <int kCount>
-  static Raw LoadRaw(const uint8_t* p) {
-    return Widened<kCount>(hn::LoadU(hn::CappedTag<uint8_t, kCount>(), p));
+  static auto LoadRaw(const uint8_t* p) {
+    return hn::LoadU(hn::CappedTag<uint8_t, kCount>(), p);
   }
 
-  static Vector FromF32(Raw raw) { return Floating(raw); }
-  static Vector FromF16(Raw raw) {
+  static Vector FromF32(Narrow<4 * kWidth> raw) { return Floating(raw.vector); }
+  static Vector FromF16(Narrow<2 * kWidth> raw) {
     const hn::Rebind<hwy::float16_t, FloatTag> halves;
-    return hn::PromoteTo(kFloats, hn::BitCast(halves, FirstBytes<2 * kWidth>(raw)));
+    return hn::PromoteTo(kFloats, hn::BitCast(halves, raw.vector));
   }
-  static Vector FromBF16(Raw raw) {
+  static Vector FromBF16(Narrow<2 * kWidth> raw) {
     const hn::Rebind<uint16_t, FloatTag> halves;
-    const auto words = hn::BitCast(halves, FirstBytes<2 * kWidth>(raw));
+    const auto words = hn::BitCast(halves, raw.vector);
     return Floating(hn::ShiftLeft<16>(hn::PromoteTo(kUint32s, words)));
   }
-  static Vector FromE5M2(Raw raw) {
+  static Vector FromE5M2(Narrow<kWidth> raw) {
     const hn::Rebind<uint16_t, FloatTag> words;
     const hn::Rebind<hwy::float16_t, FloatTag> halves;
-    const auto wide = hn::ShiftLeft<8>(hn::PromoteTo(words, FirstBytes<kWidth>(raw)));
+    const auto wide = hn::ShiftLeft<8>(hn::PromoteTo(words, raw.vector));
     return hn::PromoteTo(kFloats, hn::BitCast(halves, wide));
   }
   // With its exponent in f16's place, a code is worth 2^-8 of its value; the last is no number.
-  static Vector FromE4M3(Raw raw) {
+  static Vector FromE4M3(Narrow<kWidth> raw) {
     const hn::Rebind<int16_t, FloatTag> words;
     const hn::Rebind<int8_t, FloatTag> bytes;
     const hn::Rebind<hwy::float16_t, FloatTag> halves;
-    const auto wide = hn::PromoteTo(words, hn::BitCast(bytes, FirstBytes<kWidth>(raw)));
+    const auto wide = hn::PromoteTo(words, hn::BitCast(bytes, raw.vector));
     const auto half = hn::And(hn::ShiftLeft<7>(wide), hn::Set(words, 0x3f80));
     const auto sign = hn::And(wide, hn::Set(words, int16_t{-0x8000}));
     const Vector value = hn::PromoteTo(kFloats, hn::BitCast(halves, hn::Or(half, sign)));
     return NanWhere(hn::Eq(half, hn::Set(words, 0x3f80)), Mul(value, Set1(256.f)));
   }
-  static Vector FromS32(Raw raw) { return hn::ConvertTo(kFloats, hn::BitCast(kInt32s, raw)); }
-  static Vector FromS8(Raw raw) {
-    const hn::Rebind<int8_t, FloatTag> bytes;
-    return hn::ConvertTo(kFloats,
-                         hn::PromoteTo(kInt32s, hn::BitCast(bytes, FirstBytes<kWidth>(raw))));
+  static Vector FromS32(Narrow<4 * kWidth> raw) {
+    return hn::ConvertTo(kFloats, hn::BitCast(kInt32s, raw.vector));
   }
-  static Vector FromU8(Raw raw) { return hn::ConvertTo(kFloats, IndexU8(raw)); }
-  static Vector FromBoolean(Raw raw) {
+  static Vector FromS8(Narrow<kWidth> raw) {
+    const hn::Rebind<int8_t, FloatTag> bytes;
+    return hn::ConvertTo(kFloats, hn::PromoteTo(kInt32s, hn::BitCast(bytes, raw.vector)));
+  }
+  static Vector FromU8(Narrow<kWidth> raw) { return hn::ConvertTo(kFloats, IndexU8(raw)); }
+  static Vector FromBoolean(Narrow<kWidth> raw) {
     const Index code = IndexU8(raw);
     return hn::IfThenZeroElse(hn::RebindMask(kFloats, hn::Eq(code, hn::Zero(kInt32s))), Set1(1.f));
   }
-  static Index IndexU8(Raw raw) { return hn::PromoteTo(kInt32s, FirstBytes<kWidth>(raw)); }
+  static Index IndexU8(Narrow<kWidth> raw) { return hn::PromoteTo(kInt32s, raw.vector); }
 
  private:
   template <typename Tag>

@@ -11,6 +11,7 @@ namespace {
 
 struct SimdTarget : NarrowTarget<SimdTarget> {
   static constexpr int kAccumulators = 12;
+  static constexpr int kStreamBits = 2;
 
   static Vector LoadSome(const float* p, int64_t n) {
     return Vector{_mm256_maskload_ps(p, First(n))};
@@ -24,14 +25,6 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
     if (bytes < 16) return Raw{_mm256_castsi128_si256(some(p, bytes))};
     const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return Raw{_mm256_set_m128i(some(p + 16, bytes - 16), low)};
-  }
-  template <int kCount, typename V>
-  static Raw Widened(V v) {
-    if constexpr (kCount == 32) {
-      return v;
-    } else {
-      return Raw{_mm256_castsi128_si256(v.raw)};
-    }
   }
 
   static Vector Max(Vector a, Vector b) { return hn::Max(a, b); }
@@ -104,8 +97,9 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
     }
   }
 
-  static Uint32s FirstDword(Raw raw) {
-    return Uint32s{_mm256_broadcastd_epi32(_mm256_castsi256_si128(raw.raw))};
+  template <typename V>
+  static Uint32s FirstDword(V v) {
+    return Uint32s{_mm256_broadcastd_epi32(v.raw)};
   }
 
  private:

@@ -13,6 +13,9 @@ namespace {
 struct SimdTarget : SimdTypes {
   // Accumulators that fit the registers beside the operands they are made of.
   static constexpr int kAccumulators = 24;
+  // Streams in turn in which rows are prefetched as they are stored (StreamBits): several where
+  // that has been measured.
+  static constexpr int kStreamBits = 0;
 
   // The first n < kWidth elements, and zeros beyond.
   static Vector LoadSome(const float* p, int64_t n) {
@@ -24,17 +27,6 @@ struct SimdTarget : SimdTypes {
   // The first `bytes` of a vector or less, and zeros beyond.
   static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
     return Raw{_mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), p)};
-  }
-  // A vector of which what lies beyond the first kCount bytes is undefined.
-  template <int kCount, typename V>
-  static Raw Widened(V v) {
-    if constexpr (kCount == 64) {
-      return v;
-    } else if constexpr (kCount == 32) {
-      return Raw{_mm512_castsi256_si512(v.raw)};
-    } else {
-      return Raw{_mm512_castsi128_si512(v.raw)};
-    }
   }
 
   // a > b ? a : b, and a < b ? a : b.
@@ -128,23 +120,23 @@ struct SimdTarget : SimdTypes {
   }
 
   // Codes in the low bits; of those that do not fill a table, in all.
-  static Index IndexU4(Raw raw) { return Nibbles(raw); }
-  static Index IndexU2(Raw raw) {
+  static Index IndexU4(Narrow<8> raw) { return Nibbles(raw); }
+  static Index IndexU2(Narrow<4> raw) {
     return Index{_mm512_and_si512(BitPairs(raw).raw, _mm512_set1_epi32(3))};
   }
   // Permutes by index take the low four (two) bits of a dword and ignore the rest.
-  static Vector FromU4(Raw raw) {
+  static Vector FromU4(Narrow<8> raw) {
     return Permute(Vector{_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)},
                    Nibbles(raw));
   }
-  static Vector FromS4(Raw raw) {
+  static Vector FromS4(Narrow<8> raw) {
     return Permute(Vector{_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1)},
                    Nibbles(raw));
   }
-  static Vector FromU2(Raw raw) {
+  static Vector FromU2(Narrow<4> raw) {
     return Vector{_mm512_permutevar_ps(_mm512_set4_ps(3, 2, 1, 0), BitPairs(raw).raw)};
   }
-  static Vector FromS2(Raw raw) {
+  static Vector FromS2(Narrow<4> raw) {
     return Vector{_mm512_permutevar_ps(_mm512_set4_ps(-1, -2, 1, 0), BitPairs(raw).raw)};
   }
 
@@ -152,16 +144,17 @@ struct SimdTarget : SimdTypes {
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
  private:
-  // Dword i holds nibble i of the first 8 bytes, or bit pair i of the first 4, lowest.
-  static Index Nibbles(Raw raw) {
-    const __m512i halves = _mm512_permutexvar_epi32(
-        _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), raw.raw);
+  // Dword i holds nibble i, or bit pair i, lowest.
+  static Index Nibbles(Narrow<8> raw) {
+    const __m512i halves =
+        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                 _mm512_castsi128_si512(raw.vector.raw));
     return Index{_mm512_srlv_epi32(
         halves, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28))};
   }
-  static Index BitPairs(Raw raw) {
+  static Index BitPairs(Narrow<4> raw) {
     return Index{_mm512_srlv_epi32(
-        _mm512_broadcastd_epi32(_mm512_castsi512_si128(raw.raw)),
+        _mm512_broadcastd_epi32(raw.vector.raw),
         _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))};
   }
 };

@@ -11,6 +11,7 @@ namespace {
 
 struct SimdTarget : NarrowTarget<SimdTarget> {
   static constexpr int kAccumulators = 24;
+  static constexpr int kStreamBits = 0;
 
   static Vector LoadSome(const float* p, int64_t n) {
     float32x4_t v = vdupq_n_f32(0.f);
@@ -33,14 +34,6 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
   static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
     const TwoQwords words = SomeBytes(p, bytes);
     return Raw(vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(words.low), vcreate_u64(words.high))));
-  }
-  template <int kCount, typename V>
-  static Raw Widened(V v) {
-    if constexpr (kCount == 16) {
-      return v;
-    } else {
-      return Raw(vcombine_u8(v.raw, vdup_n_u8(0)));
-    }
   }
 
   // Arm's own keep every NaN.
@@ -97,8 +90,9 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
     }
   }
 
-  static Uint32s FirstDword(Raw raw) {
-    return Uint32s(vdupq_laneq_u32(vreinterpretq_u32_u8(raw.raw), 0));
+  template <typename V>
+  static Uint32s FirstDword(V v) {
+    return Uint32s(vdupq_lane_u32(vreinterpret_u32_u8(v.raw), 0));
   }
 
  private:
