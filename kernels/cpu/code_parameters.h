@@ -162,13 +162,16 @@ void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
                const CodeParameters& parameters, const int16_t* weights, float scale,
                int16_t* lost_weights, float* lost_scale, float* lost_bias);
 
-// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite and
-// off by no more than `allowed`, although sums over codes are rounded to f32 before what zero
-// points add up to is subtracted, if there are any.
+// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite, also
+// as sums over codes before these are multiplied by what queries were divided by, and off by no more
+// than `allowed`, although such sums are rounded to f32 before what zero points add up to is
+// subtracted, if there are any.
 inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach,
                                float allowed) {
-  const float most = std::sqrt(static_cast<float>(channels)) * largest * reach;
-  return std::isfinite(most) && (!biased || 2 * kEpsilon * most <= allowed);
+  const float of_ones = std::sqrt(static_cast<float>(channels)) * reach, most = of_ones * largest;
+  // A code and its zero point are together at most four times what `reach` counts.
+  return std::isfinite(most) && std::isfinite(4 * kMostOfS16 * of_ones) &&
+         (!biased || 2 * kEpsilon * most <= allowed);
 }
 
 // The most that any segment needs, of `get(segment)`.

@@ -35,8 +35,9 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   constexpr int kVectors = kColumns / S::kWidth;
   constexpr int kBatch = S::kWidth / kRows;
   constexpr float kTop = S::kMost;
-  // So small that the reciprocal would overflow; nothing that counts is lost.
-  constexpr float kTiny = 1e-33f;
+  // Of what is smaller the reciprocal would overflow. It is lost, all of it, and the scale says so,
+  // as what is lost may count beside other groups; and the largest that is smaller.
+  constexpr float kTiny = 0x1p-109f, kLess = 0x1.fffffep-110f;
   F p[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVectors; ++i) p[r][i] = S::Load(probs + r * kTokenTile + i * S::kWidth);
@@ -63,7 +64,8 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
       for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], most[r]);
     }
     const F most = ReduceEach<S, true>(lanes, used);
-    const F scale_of_each = S::Mul(most, S::Set1(1.f / kTop));
+    const F lost = S::ZeroBelow(S::Set1(kLess), most, most);
+    const F scale_of_each = S::Add(S::Mul(most, S::Set1(1.f / kTop)), lost);
     most_of_all = S::Max(most_of_all, scale_of_each);
     S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
     for (int64_t g = 0; g < n; ++g) {

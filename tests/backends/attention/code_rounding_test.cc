@@ -158,6 +158,23 @@ ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
   return step;
 }
 
+// Groups of V of which the weights of all tokens that count are just below what has a reciprocal in
+// f32, beside others where they are above.
+void TinyGroups(Case& c, double score) {
+  AlikeTokens(c, score);
+  const auto of_group = [](const Dims5& p, double) { return p[4] % 2 == 0 ? 1 : 4; };
+  Change(c, Parameters(c, false).scales, of_group);
+  ZeroToken(c, false, 1, 0);
+}
+
+// Keys so large that sums over codes leave f32 unless they are multiplied by the queries' scale
+// first, with whole numbers as queries, which lose nothing.
+void HugeKeys(Case& c, double size) {
+  Change(c, c.spec.q, [](const Dims5&, double x) { return std::floor(4 * x) * 0x1p-68; });
+  ScaleTensor(c, true, size);
+  c.spec.steps = {StepOf(ScoreStep::Kind::kMultiply, 5e-16f)};
+}
+
 // Steps that multiply what scores are off by, after others that queries do not take; queries are
 // smaller by as much.
 std::vector<Spoiler> LaterFactors() {
@@ -261,6 +278,12 @@ std::vector<Spoiler> Spoilers() {
   }
   for (const double score : {8.4, 9.1, 9.99, 10.7}) {
     all.push_back({"tokens that are alike", [=](Case& c) { AlikeTokens(c, score); }, 4e-4});
+  }
+  for (const double score : {76., 76.5, 78.}) {
+    all.push_back({"groups of tiny weights", [=](Case& c) { TinyGroups(c, score); }});
+  }
+  for (const double size : {1e32, 1e33, 1e34}) {
+    all.push_back({"huge keys", [=](Case& c) { HugeKeys(c, size); }});
   }
   for (const double size : {1e2, 1e4, 1e6}) {
     all.push_back({"zero channels of large scales", [=](Case& c) { ZeroChannels(c, size); }});
