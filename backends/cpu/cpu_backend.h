@@ -13,9 +13,9 @@
 
 namespace kvant::cpu {
 
-// Executable::rounding of products on codes, for any data: four standard deviations of what
-// rounding queries and weights to 15 bits may cost (kernels/cpu/code_parameters.h). On most data
-// the error is 4e-5.
+// Executable::rounding of products on codes, for data of any magnitudes that are not made against
+// the dither: four standard deviations of what rounding queries and weights to 15 bits may cost
+// (kernels/cpu/code_parameters.h). On most data the error is 4e-5.
 inline constexpr double kRoundingOfCodes = 3e-3;
 // The same where Q, K and V are bf16: only probabilities are rounded, to the sum of two bf16
 // numbers, 2^-18.

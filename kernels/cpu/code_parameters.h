@@ -15,8 +15,10 @@
 namespace kvant::cpu {
 
 // Rounding to s16 may move scores by so much, root mean square, once all steps are done: the
-// exponential makes an error of a score one of the probability, relative to it ...
-inline constexpr float kScoreError = 5.7e-4f;
+// exponential makes an error of a score one of the probability, relative to it. Two scores may move
+// in opposite directions, so a token whose values are large beside those of one that takes the
+// probability is off by twice as much ...
+inline constexpr float kScoreError = 2.85e-4f;
 // ... and what the values of a tile sum to by so much of their L2 norm. Both together are about
 // 7.1e-4, of which Executable::rounding promises four times.
 inline constexpr float kValueError = 4.2e-4f;
@@ -164,14 +166,14 @@ void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
 
 // Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite, also
 // as sums over codes before these are multiplied by what queries were divided by, and off by no more
-// than `allowed`, although such sums are rounded to f32 before what zero points add up to is
-// subtracted, if there are any.
+// than `allowed`, although such sums, up to twice as large, are rounded to f32 before what zero points
+// add up to is subtracted, if there are any.
 inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach,
                                float allowed) {
   const float of_ones = std::sqrt(static_cast<float>(channels)) * reach, most = of_ones * largest;
   // A code and its zero point are together at most four times what `reach` counts.
   return std::isfinite(most) && std::isfinite(4 * kMostOfS16 * of_ones) &&
-         (!biased || 2 * kEpsilon * most <= allowed);
+         (!biased || kEpsilon * most <= allowed);
 }
 
 // The most that any segment needs, of `get(segment)`.

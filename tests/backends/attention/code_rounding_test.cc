@@ -366,5 +366,45 @@ TEST(CpuCodeRounding, HoldsForChannelMajorKeys) {
   }
 }
 
+// What rounding moves the score of one token by, it moves that of a token with the opposite key by in
+// the other direction. Where one is a sink, whose values are next to nothing, outputs are off by both.
+TEST(CpuCodeRounding, HoldsForASinkOfOppositeKeys) {
+  for (const DataType type : {kS8, kS4}) {
+    const Format by_token{.type = type, .group = {1, 1, 1, 1, 0}, .scales = kF32};
+    // What one score may be off by, root mean square.
+    for (const double off : {5e-5, 1e-4, 2e-4, 2.8e-4, 4e-4, 5.6e-4, 8e-4}) {
+      Case c = Plain({.b0 = 4, .b1 = 64, .ratio = 1, .q_len = 1, .kv_len = 40, .d = 64, .dv = 32},
+                     by_token, by_token);
+      const double size = 128, most = static_cast<double>(HighestOf(type));
+      OutlierChannel(c, size, false);
+      std::vector<double> key(4 * 64 * 64);
+      for (double& x : key) x = c.Random(-1, 1) < 0 ? -most : most;
+      Change(c, Codes(c, true), [&](const Dims5& p, double) {
+        if (p[4] == c.shape.d / 3) return 0.;  // the outlier's
+        const double x = key[static_cast<size_t>((p[0] * 64 + p[1]) * 64 + p[4])];
+        return p[3] == 0 ? -x : x;
+      });
+      const double step = size / 32639, norm = most * std::sqrt(63.);
+      Change(c, Parameters(c, true).scales,
+             [&](const Dims5&, double) { return off * std::sqrt(6.) / (step * norm); });
+      Change(c, Codes(c, false), [&](const Dims5& p, double x) {
+        return p[3] == 0 ? 0. : std::max(1., std::fabs(x));
+      });
+      ScoreStep bias;
+      bias.kind = ScoreStep::Kind::kAdd;
+      bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
+                                     [](const Dims5& p) { return p[4] == 0 ? 10 : 0; });
+      c.spec.steps = {bias};
+      const std::vector<double> expected = c.Expected();
+      for (int i = 1; const KernelSet* set = KernelsAt(i); ++i) {
+        if (set->codes == nullptr) continue;
+        ASSERT_TRUE(c.Run(*set, 1).ok());
+        EXPECT_LE(c.RelativeError(expected), 7.5e-4)
+            << DataTypeName(type) << " " << set->name << ", off by " << off;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvant::cpu
