@@ -9,9 +9,9 @@
 namespace kvant::cpu {
 namespace {
 
-// A tile whose largest scale is below this, but not 0, is multiplied in f32: weights have scales by
-// token in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of
-// f32.
+// A tile whose largest scale is below this, but not 0, is dequantized: weights have scales by token
+// in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of f32; so
+// does a probability times a scale, where codes stand for floats, however large these are.
 constexpr float kLeastScale = 1e-20f;
 // The same of scales by channel outside of these, whose squares are summed.
 constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
@@ -59,6 +59,7 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
                         &parameters)) {
       return false;
     }
+    if (parameters.most_scale > 0.f && parameters.most_scale < kLeastScale) return false;
     MultiplyFloats(call, parameters.scales, shrink, out);
     return true;
   }

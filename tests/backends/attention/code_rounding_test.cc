@@ -366,8 +366,9 @@ TEST(CpuCodeRounding, HoldsForChannelMajorKeys) {
   }
 }
 
-// What rounding moves the score of one token by, it moves that of a token with the opposite key by in
-// the other direction. Where one is a sink, whose values are next to nothing, outputs are off by both.
+// What rounding moves the score of one token by, it moves that of a token with the opposite key by
+// in the other direction. Where one is a sink, whose values are next to nothing, outputs are off by
+// both.
 TEST(CpuCodeRounding, HoldsForASinkOfOppositeKeys) {
   for (const DataType type : {kS8, kS4}) {
     const Format by_token{.type = type, .group = {1, 1, 1, 1, 0}, .scales = kF32};
