@@ -238,7 +238,6 @@ TEST(CpuFloatCodes, QueriesThatOnlyScalesMakeSmall) {
   }
 }
 
-// What is not finite in one head stays there, and shows there: a query, a code of K or V, a scale.
 // Probabilities times scales have few bits left there, which numbers times scales have not.
 TEST(CpuFloatCodes, ScalesNearTheEndOfF32) {
   const Format f8 = ByHead(kF8E5M2, 0, kF32);
@@ -266,6 +265,7 @@ TEST(CpuFloatCodes, ScalesNearTheEndOfF32) {
   }
 }
 
+// What is not finite in one head stays there, and shows there: a query, a code of K or V, a scale.
 TEST(CpuFloatCodes, NotFiniteValuesStayInTheirHead) {
   for (DataType type : {kF8E4M3, kF8E5M2}) {
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
