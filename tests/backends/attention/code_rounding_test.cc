@@ -388,9 +388,8 @@ TEST(CpuCodeRounding, HoldsForASinkOfOppositeKeys) {
       const double step = size / 32639, norm = most * std::sqrt(63.);
       Change(c, Parameters(c, true).scales,
              [&](const Dims5&, double) { return off * std::sqrt(6.) / (step * norm); });
-      Change(c, Codes(c, false), [&](const Dims5& p, double x) {
-        return p[3] == 0 ? 0. : std::max(1., std::fabs(x));
-      });
+      Change(c, Codes(c, false),
+             [&](const Dims5& p, double x) { return p[3] == 0 ? 0. : std::max(1., std::fabs(x)); });
       ScoreStep bias;
       bias.kind = ScoreStep::Kind::kAdd;
       bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
