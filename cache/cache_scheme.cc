@@ -10,7 +10,6 @@ namespace {
 constexpr NamedCacheScheme kNamed[] = {
 #define KVANT_CACHE_SCHEME(name, alias, k, v, what) {name, alias, k, v, what},
 #include "kvant/cache/cache_schemes.inc"
-#undef KVANT_CACHE_SCHEME
 };
 
 // "f32, bf16, .., quanto4 (or hqq4), .."

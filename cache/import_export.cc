@@ -86,7 +86,6 @@ constexpr GgmlBlockInfo kGgmlBlocks[] = {
 #define KVANT_GGML_BLOCK(name, text, elements, bytes, codes, zero_points, codebook) \
   {text, elements, bytes, codes, zero_points, codebook},
 #include "kvant/cache/ggml_blocks.inc"
-#undef KVANT_GGML_BLOCK
 };
 
 // --- Blocks ---------------------------------------------------------------

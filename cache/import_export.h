@@ -39,7 +39,6 @@ struct ConstQuantizedTensors {
 enum class GgmlBlock : uint8_t {
 #define KVANT_GGML_BLOCK(name, ...) name,
 #include "kvant/cache/ggml_blocks.inc"
-#undef KVANT_GGML_BLOCK
 };
 
 struct GgmlBlockInfo {

@@ -22,7 +22,6 @@ struct TypeRow {
 constexpr TypeRow kRows[] = {
 #define KVANT_DATA_TYPE(name, json, bits, klass, largest) {json, bits, Class::klass, largest},
 #include "kvant/graph/data_type.inc"
-#undef KVANT_DATA_TYPE
 };
 
 // A type that there is not has no name, and is otherwise like kUndef.

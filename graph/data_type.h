@@ -15,12 +15,10 @@ namespace kvant {
 enum class DataType : uint8_t {
 #define KVANT_DATA_TYPE(name, ...) name,
 #include "kvant/graph/data_type.inc"
-#undef KVANT_DATA_TYPE
 };
 
 #define KVANT_DATA_TYPE(name, ...) inline constexpr DataType name = DataType::name;
 #include "kvant/graph/data_type.inc"
-#undef KVANT_DATA_TYPE
 
 // oneDNN's spelling, e.g. "f8_e4m3".
 std::string_view DataTypeName(DataType type);

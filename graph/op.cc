@@ -16,7 +16,6 @@ namespace {
 constexpr std::string_view kKindNames[] = {
 #define KVANT_OP(kind, ...) #kind,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 };
 
 struct AttrRow {
@@ -28,7 +27,6 @@ const std::vector<AttrRow>& AttrRows() {
   static const auto* const rows = new std::vector<AttrRow>{
 #define KVANT_ATTR(name, json, type) {json, AttrValue(type{})},
 #include "kvant/graph/attributes.inc"
-#undef KVANT_ATTR
   };
   return *rows;
 }
@@ -195,7 +193,6 @@ OpClass ClassOf(OpKind kind) {
   constexpr OpClass kClasses[] = {
 #define KVANT_OP(kind, op_class, ...) OpClass::k##op_class,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
   };
   return kClasses[static_cast<size_t>(kind)];
 }
@@ -265,7 +262,6 @@ const OpSchema& SchemaOf(OpKind kind) {
 #define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
   ParseSchema(inputs, outputs, attrs),
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
   };
   return (*schemas)[static_cast<size_t>(kind)];
 }
@@ -274,7 +270,6 @@ const std::vector<OpKind>& AllOpKinds() {
   static const auto* const kinds = new std::vector<OpKind>{
 #define KVANT_OP(kind, ...) OpKind::k##kind,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
   };
   return *kinds;
 }

@@ -22,7 +22,6 @@ namespace kvant {
 enum class OpKind : uint8_t {
 #define KVANT_OP(kind, ...) k##kind,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 };
 
 enum class OpClass : uint8_t {
@@ -45,7 +44,6 @@ std::optional<OpKind> OpKindFromName(std::string_view name);
 enum class Attr : uint8_t {
 #define KVANT_ATTR(name, json, type) name,
 #include "kvant/graph/attributes.inc"
-#undef KVANT_ATTR
 };
 
 std::string_view AttrName(Attr attr);
@@ -67,7 +65,6 @@ struct AttrTypeOf;
     using Type = type;               \
   };
 #include "kvant/graph/attributes.inc"
-#undef KVANT_ATTR
 template <Attr attr>
 using AttrType = typename AttrTypeOf<attr>::Type;
 

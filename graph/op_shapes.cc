@@ -15,7 +15,6 @@ bool MayBeScalar(absl::Span<const int64_t> dims) {
 constexpr ShapeRule kRules[] = {
 #define KVANT_OP(kind, op_class, inputs, outputs, attributes, type_rule, shape_rule) (shape_rule),
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 };
 
 bool Broadcasts(const Op& op) { return op.Get<Attr::kAutoBroadcast>() != "none"; }

@@ -93,7 +93,6 @@ AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const Lo
 #define KVANT_OP(kind, op_class, inputs, outputs, attributes, type_rule, shape_rule) \
   absl::Status shape_rule(const Op& op, ShapeContext& context);
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 
 }  // namespace kvant
 

@@ -243,7 +243,6 @@ absl::Status CheckTypes(const Op& op, absl::Span<const LogicalTensor* const> inp
   static constexpr absl::Status (*kRules[])(const OpPorts&) = {
 #define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) types,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
   };
   return kRules[static_cast<size_t>(op.kind)]({op, inputs, outputs});
 }

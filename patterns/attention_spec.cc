@@ -96,7 +96,6 @@ struct StepRow {
 constexpr StepRow kSteps[] = {
 #define KVANT_SCORE_STEP(name, operands, words) {StepOperands::k##operands, words},
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
 };
 
 std::string StepInWords(const ScoreStep& step) {
@@ -116,7 +115,6 @@ std::string StepInWords(const ScoreStep& step) {
 constexpr const char* kFeatureWords[] = {
 #define KVANT_FEATURE(name, words) words,
 #include "kvant/patterns/features.inc"
-#undef KVANT_FEATURE
 };
 
 // Whether kernels load it: numbers, or codes.

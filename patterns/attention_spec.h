@@ -115,7 +115,6 @@ struct ScoreStep {
   enum class Kind : uint8_t {
 #define KVANT_SCORE_STEP(name, operands, words) k##name,
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
   };
   Kind kind{};
   Operand operand;
@@ -149,7 +148,6 @@ enum class SoftmaxMode : uint8_t { kNone, kInfAsZero };
 enum class Feature : uint8_t {
 #define KVANT_FEATURE(name, words) name,
 #include "kvant/patterns/features.inc"
-#undef KVANT_FEATURE
 };
 
 class FeatureSet {

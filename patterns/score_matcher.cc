@@ -21,7 +21,6 @@ std::optional<ScoreStep::Kind> StepOf(OpKind kind) {
 #define KVANT_STEP_Other(name)
 #define KVANT_SCORE_STEP(name, operands, words) KVANT_STEP_##operands(name)
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
 #undef KVANT_STEP_None
 #undef KVANT_STEP_One
 #undef KVANT_STEP_Other

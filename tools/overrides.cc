@@ -181,7 +181,6 @@ std::optional<AttrValue> ParseAttr(Attr attr, const std::string& text) {
   static const AttrValue* const kSamples = new AttrValue[]{
 #define KVANT_ATTR(name, json, ...) __VA_ARGS__(),
 #include "kvant/graph/attributes.inc"
-#undef KVANT_ATTR
   };
   const AttrValue& sample = kSamples[static_cast<size_t>(attr)];
   if (std::holds_alternative<std::string>(sample)) return text;

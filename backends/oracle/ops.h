@@ -60,7 +60,6 @@ class OpContext {
 // arrays of the size of the scores.
 #define KVANT_OP(kind, ...) absl::StatusOr<Array> Eval##kind(OpContext& context);
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 
 // Outputs of a DynamicQuantize with formula ggml, from input 0, its scales having these dims;
 // `groups` says which group an element is in. Returns output 0.

@@ -43,7 +43,6 @@ using EvalFn = absl::StatusOr<Array> (*)(OpContext&);
 constexpr EvalFn kEval[] = {
 #define KVANT_OP(kind, ...) Eval##kind,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 };
 
 // Takes arrays that have dims of 1 where their elements repeat; see ops.h.

@@ -13,7 +13,6 @@ using LowerFn = absl::StatusOr<Array> (*)(const Op&, Lowering&);
 constexpr LowerFn kLower[] = {
 #define KVANT_OP(kind, ...) Lower##kind,
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 };
 
 }  // namespace

@@ -65,7 +65,6 @@ class Lowering {
 // (anything if the op has none), and set further ones.
 #define KVANT_OP(kind, ...) absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering);
 #include "kvant/graph/ops.inc"
-#undef KVANT_OP
 
 }  // namespace kvant::reference
 

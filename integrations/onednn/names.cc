@@ -12,7 +12,6 @@ namespace {
 constexpr std::string_view kKindNames[] = {
 #define KVANT_DNNL_OP(c_name, name) #name,
 #include "kvant/integrations/onednn/op_kinds.inc"
-#undef KVANT_DNNL_OP
 };
 
 struct Row {
@@ -22,12 +21,10 @@ struct Row {
 constexpr Row kAttrs[] = {
 #define KVANT_DNNL_ATTR(name, number) {#name, number},
 #include "kvant/integrations/onednn/attributes.inc"
-#undef KVANT_DNNL_ATTR
 };
 constexpr Row kTypes[] = {
 #define KVANT_DNNL_TYPE(name, number) {#name, number},
 #include "kvant/integrations/onednn/data_types.inc"
-#undef KVANT_DNNL_TYPE
 };
 
 template <size_t n>

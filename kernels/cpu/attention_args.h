@@ -105,7 +105,6 @@ struct Step {
   enum class Kind : uint8_t {
 #define KVANT_SCORE_STEP(name, operands, words) k##name,
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
   };
   enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
   Kind kind{};

@@ -18,7 +18,6 @@ namespace kvant::cpu {
 
 #define KVANT_CPU_KERNEL(name, supported) const KernelSet& name##_kernels();
 #include "kvant/kernels/cpu/kernels.inc"
-#undef KVANT_CPU_KERNEL
 
 namespace {
 
@@ -70,7 +69,6 @@ const KernelSet* KernelsAt(int position) {
 #define KVANT_CPU_KERNEL(name, supported) \
   if ((supported) && position-- == 0) return &name##_kernels();
 #include "kvant/kernels/cpu/kernels.inc"
-#undef KVANT_CPU_KERNEL
   return nullptr;
 }
 
@@ -78,7 +76,6 @@ std::string_view KernelNames() {
   static constexpr char kNames[] =
 #define KVANT_CPU_KERNEL(name, supported) ", " #name
 #include "kvant/kernels/cpu/kernels.inc"
-#undef KVANT_CPU_KERNEL
       ;
   return std::string_view(kNames).substr(2);
 }

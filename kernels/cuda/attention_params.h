@@ -109,7 +109,6 @@ enum Staging : i32 {
 enum StepKind : i32 {
 #define KVANT_SCORE_STEP(name, operands, words) k##name,
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
 };
 // By the table's second column.
 enum StepOperands : i32 { kStepNone, kStepOne, kStepOther };
@@ -117,7 +116,6 @@ KVANT_DEVICE constexpr bool HasOperand(i32 kind) {
   constexpr StepOperands kOperands[] = {
 #define KVANT_SCORE_STEP(name, operands, words) kStep##operands,
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_SCORE_STEP
   };
   return kOperands[kind] != kStepNone;
 }

@@ -32,7 +32,6 @@ using testing::ValuesOf;
 constexpr GgmlBlock kGgmlBlocks[] = {
 #define KVANT_GGML_BLOCK(name, ...) GgmlBlock::name,
 #include "kvant/cache/ggml_blocks.inc"
-#undef KVANT_GGML_BLOCK
 };
 
 struct BlockTensors {

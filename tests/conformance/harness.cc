@@ -117,7 +117,6 @@ std::vector<EngineUnderTest> EnginesUnderTest() {
   };
 #define KVANT_CONFORMANCE_ENGINE(backend, fused, by_default) add(backend, fused, by_default);
 #include "kvant/tests/conformance/engines.inc"
-#undef KVANT_CONFORMANCE_ENGINE
   if (chosen != nullptr && !names.empty()) {  // else every case would pass, on none
     std::fprintf(stderr, "KVANT_CONFORMANCE_ENGINES: there is no engine '%s'\n", names[0].c_str());
     std::abort();

@@ -166,7 +166,6 @@ const std::vector<OpKernel>& OpKernels() {
   static const auto* const kOps = new std::vector<OpKernel>{
 #include "kvant/tests/gpu/op_kernels.inc"
   };
-#undef KVANT_OP_KERNEL
   return *kOps;
 }
 

@@ -15,7 +15,6 @@ const std::vector<DataType>& AllTypes() {
   static const auto* const types = new std::vector<DataType>{
 #define KVANT_DATA_TYPE(name, ...) name,
 #include "kvant/graph/data_type.inc"
-#undef KVANT_DATA_TYPE
   };
   return *types;
 }

@@ -42,20 +42,16 @@ static_assert(kSequential == DNNL_RUNTIME_SEQ && kOpenMp == DNNL_RUNTIME_OMP &&
 enum class Row {
 #define KVANT_DNNL_OP(c_name, name) c_name,
 #include "kvant/integrations/onednn/op_kinds.inc"
-#undef KVANT_DNNL_OP
   kCount
 };
 #define KVANT_DNNL_OP(c_name, name) \
   static_assert(static_cast<int>(Row::c_name) == dnnl_graph_op_##c_name);
 #include "kvant/integrations/onednn/op_kinds.inc"
-#undef KVANT_DNNL_OP
 static_assert(static_cast<int>(Row::kCount) == dnnl_graph_op_last_symbol);
 #define KVANT_DNNL_ATTR(name, number) static_assert(number == dnnl_graph_op_attr_##name);
 #include "kvant/integrations/onednn/attributes.inc"
-#undef KVANT_DNNL_ATTR
 #define KVANT_DNNL_TYPE(name, number) static_assert(number == dnnl_##name);
 #include "kvant/integrations/onednn/data_types.inc"
-#undef KVANT_DNNL_TYPE
 
 // Parameters are alike if as many are passed alike: pointers, and integers of the same size.
 template <typename Ours, typename Theirs>
