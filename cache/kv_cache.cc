@@ -8,7 +8,6 @@
 
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache_options.h"
-#include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

@@ -16,17 +16,19 @@ struct TypeRow {
   std::string_view name;
   int bits;
   Class klass;
+  int exponent_bits;
   double largest;
 };
 
 constexpr TypeRow kRows[] = {
-#define KVANT_DATA_TYPE(name, json, bits, klass, largest) {json, bits, Class::klass, largest},
+#define KVANT_DATA_TYPE(name, json, bits, klass, exponent, largest) \
+  {json, bits, Class::klass, exponent, largest},
 #include "kvant/graph/data_type.inc"
 };
 
 // A type that there is not has no name, and is otherwise like kUndef.
 const TypeRow& RowOf(DataType type) {
-  static constexpr TypeRow kNone{"", 0, Class::None, 0};
+  static constexpr TypeRow kNone{};
   const auto index = static_cast<size_t>(type);
   return index < std::size(kRows) ? kRows[index] : kNone;
 }
@@ -37,10 +39,15 @@ struct Format {
   int mantissa_bits;
   bool has_infinity;  // e4m3 ("fn") has none; its largest exponent holds numbers
 };
-constexpr Format kF16Format{5, 10, true};
-constexpr Format kBF16Format{8, 7, true};
-constexpr Format kE4M3Format{4, 3, false};
-constexpr Format kE5M2Format{5, 2, true};
+Format FormatOf(DataType type) {
+  const TypeRow& row = RowOf(type);
+  return {row.exponent_bits, row.bits - 1 - row.exponent_bits, type != kF8E4M3};
+}
+
+// 2^exponent, of an exponent that normal numbers have.
+double Power(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
 
 // Encodes with round to nearest even in one step.
 uint16_t Encode(Format format, double value) {
@@ -48,30 +55,25 @@ uint16_t Encode(Format format, double value) {
   const uint32_t sign =
       std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0;
   const uint32_t top_exponent = ((1u << format.exponent_bits) - 1) << format.mantissa_bits;
-  const uint32_t infinity = top_exponent;
   const uint32_t quiet_nan = format.has_infinity
                                  ? top_exponent | (1u << (format.mantissa_bits - 1))
                                  : top_exponent | ((1u << format.mantissa_bits) - 1);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | quiet_nan);
-  const uint32_t overflow = format.has_infinity ? infinity : quiet_nan;
-  const double magnitude = std::fabs(value);
+  const uint32_t overflow = format.has_infinity ? top_exponent : quiet_nan;
   if (std::isinf(value)) return static_cast<uint16_t>(sign | overflow);
-  if (magnitude == 0) return static_cast<uint16_t>(sign);
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, m in [0.5, 1)
-  const int unbiased = std::max(exponent - 1, 1 - bias);
+  const double magnitude = std::fabs(value);
+  const auto exponent = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;
+  const int unbiased = std::max(exponent, 1 - bias);
   // In units of the last place of that binade. Rounding up to the next binade
   // carries into the exponent field by itself; the default rounding mode is to
   // nearest even.
-  const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - unbiased));
+  const double units = std::nearbyint(magnitude * Power(format.mantissa_bits - unbiased));
   const auto code = static_cast<uint64_t>(units) +
                     (static_cast<uint64_t>(unbiased + bias - 1) << format.mantissa_bits);
-  const uint32_t limit = format.has_infinity ? infinity : quiet_nan;
-  if (code >= limit) return static_cast<uint16_t>(sign | overflow);
-  return static_cast<uint16_t>(sign | code);
+  return static_cast<uint16_t>(sign | std::min<uint64_t>(code, overflow));
 }
 
-float Decode(Format format, uint32_t bits) {
+float Decode(Format format, uint64_t bits) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const uint32_t mantissa_mask = (1u << format.mantissa_bits) - 1;
   const uint32_t exponent_mask = (1u << format.exponent_bits) - 1;
@@ -79,17 +81,15 @@ float Decode(Format format, uint32_t bits) {
   const uint32_t exponent = (bits >> format.mantissa_bits) & exponent_mask;
   const float sign = (bits >> (format.mantissa_bits + format.exponent_bits)) & 1 ? -1.f : 1.f;
   if (exponent == exponent_mask) {
-    if (format.has_infinity) {
-      if (mantissa == 0) return sign * std::numeric_limits<float>::infinity();
+    if (format.has_infinity && mantissa == 0) return sign * std::numeric_limits<float>::infinity();
+    if (format.has_infinity || mantissa == mantissa_mask) {
       return std::numeric_limits<float>::quiet_NaN();
     }
-    if (mantissa == mantissa_mask) return std::numeric_limits<float>::quiet_NaN();
   }
-  if (exponent == 0) {
-    return sign * std::ldexp(static_cast<float>(mantissa), 1 - bias - format.mantissa_bits);
-  }
-  return sign * std::ldexp(static_cast<float>(mantissa | (mantissa_mask + 1)),
-                           static_cast<int>(exponent) - bias - format.mantissa_bits);
+  // Subnormal numbers are in units of the smallest binade, and lack the leading 1.
+  const uint32_t leading = exponent == 0 ? 0 : mantissa_mask + 1;
+  const int binade = std::max(static_cast<int>(exponent), 1) - bias;
+  return static_cast<float>(sign * (mantissa + leading) * Power(binade - format.mantissa_bits));
 }
 
 template <typename T>
@@ -101,31 +101,29 @@ T Read(const void* data, int64_t index) {
 }
 
 template <typename T>
-void Write(void* data, int64_t index, T value) {
+void Write(void* data, int64_t index, uint64_t code) {
+  const T value = static_cast<T>(code);
   std::memcpy(static_cast<char*>(data) + index * static_cast<int64_t>(sizeof(T)), &value,
               sizeof(T));
 }
 
-// The code of a type of less than 8 bits, unsigned.
-uint8_t ReadBits(const void* data, int64_t index, int bits) {
-  const int per_byte = 8 / bits;
-  const auto byte = Read<uint8_t>(data, index / per_byte);
-  return static_cast<uint8_t>((byte >> (index % per_byte * bits)) & ((1 << bits) - 1));
+// The code of an element of so many bits.
+uint64_t ReadCode(const void* data, int64_t index, int bits) {
+  if (bits == 64) return Read<uint64_t>(data, index);
+  if (bits == 32) return Read<uint32_t>(data, index);
+  if (bits == 16) return Read<uint16_t>(data, index);
+  const int64_t at = index * bits;
+  return Read<uint8_t>(data, at / 8) >> (at % 8) & ((1u << bits) - 1);
 }
 
-void WriteBits(void* data, int64_t index, int bits, uint8_t code) {
-  const int per_byte = 8 / bits;
-  const int shift = static_cast<int>(index % per_byte) * bits;
-  const auto mask = static_cast<uint8_t>(((1 << bits) - 1) << shift);
-  const auto byte = Read<uint8_t>(data, index / per_byte);
-  Write<uint8_t>(
-      data, index / per_byte,
-      static_cast<uint8_t>((byte & ~mask) | (static_cast<uint8_t>(code << shift) & mask)));
-}
-
-double SignExtend(uint8_t code, int bits) {
-  const int half = 1 << (bits - 1);
-  return (code ^ half) - half;
+void WriteCode(void* data, int64_t index, int bits, uint64_t code) {
+  if (bits == 64) return Write<uint64_t>(data, index, code);
+  if (bits == 32) return Write<uint32_t>(data, index, code);
+  if (bits == 16) return Write<uint16_t>(data, index, code);
+  const int64_t at = index * bits;
+  const uint64_t mask = ((uint64_t{1} << bits) - 1) << (at % 8);
+  const uint64_t others = Read<uint8_t>(data, at / 8) & ~mask;
+  Write<uint8_t>(data, at / 8, others | (code << (at % 8) & mask));
 }
 
 int64_t SaturateToInteger(DataType type, double value) {
@@ -174,85 +172,52 @@ int64_t BytesFor(DataType type, int64_t elements) {
   return bits >= 8 ? elements * (bits / 8) : (elements + 8 / bits - 1) / (8 / bits);
 }
 
-float F16ToF32(uint16_t bits) { return Decode(kF16Format, bits); }
-uint16_t F32ToF16(float value) { return Encode(kF16Format, value); }
+float F16ToF32(uint16_t bits) { return Decode(FormatOf(kF16), bits); }
+uint16_t F32ToF16(float value) { return Encode(FormatOf(kF16), value); }
 float BF16ToF32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-uint16_t F32ToBF16(float value) { return Encode(kBF16Format, value); }
-float F8E4M3ToF32(uint8_t bits) { return Decode(kE4M3Format, bits); }
-float F8E5M2ToF32(uint8_t bits) { return Decode(kE5M2Format, bits); }
+uint16_t F32ToBF16(float value) { return Encode(FormatOf(kBF16), value); }
+float F8E4M3ToF32(uint8_t bits) { return Decode(FormatOf(kF8E4M3), bits); }
+float F8E5M2ToF32(uint8_t bits) { return Decode(FormatOf(kF8E5M2), bits); }
 
 double LoadElement(DataType type, const void* data, int64_t index) {
-  switch (type) {
-    case kUndef:
-      return 0;
-    case kF32:
-      return Read<float>(data, index);
-    case kF16:
-      return F16ToF32(Read<uint16_t>(data, index));
-    case kBF16:
-      return BF16ToF32(Read<uint16_t>(data, index));
-    case kF8E4M3:
-      return F8E4M3ToF32(Read<uint8_t>(data, index));
-    case kF8E5M2:
-      return F8E5M2ToF32(Read<uint8_t>(data, index));
-    case kS64:
-      return static_cast<double>(Read<int64_t>(data, index));
-    case kS32:
-      return Read<int32_t>(data, index);
-    case kS8:
-      return Read<int8_t>(data, index);
-    case kU8:
-      return Read<uint8_t>(data, index);
-    case kBoolean:
-      return Read<uint8_t>(data, index) != 0 ? 1 : 0;
-    case kS4:
-      return SignExtend(ReadBits(data, index, 4), 4);
-    case kU4:
-      return ReadBits(data, index, 4);
-    case kS2:
-      return SignExtend(ReadBits(data, index, 2), 2);
-    case kU2:
-      return ReadBits(data, index, 2);
-  }
-  return 0;
+  const int bits = BitsOf(type);
+  if (bits == 0) return 0;
+  const uint64_t code = ReadCode(data, index, bits);
+  if (type == kF32) return std::bit_cast<float>(static_cast<uint32_t>(code));
+  if (type == kBF16) return BF16ToF32(static_cast<uint16_t>(code));
+  if (IsFloat(type)) return Decode(FormatOf(type), code);
+  if (type == kBoolean) return code != 0 ? 1 : 0;
+  if (!IsSigned(type)) return static_cast<double>(code);
+  // Its highest bit is the sign.
+  return static_cast<double>(static_cast<int64_t>(code << (64 - bits)) >> (64 - bits));
 }
 
 void StoreElement(DataType type, void* data, int64_t index, double value) {
-  switch (type) {
-    case kUndef:
-      return;
-    case kF32:
-      return Write(data, index, static_cast<float>(value));
-    case kF16:
-      return Write(data, index, Encode(kF16Format, value));
-    case kBF16:
-      return Write(data, index, Encode(kBF16Format, value));
-    case kF8E4M3:
-      return Write(data, index, static_cast<uint8_t>(Encode(kE4M3Format, value)));
-    case kF8E5M2:
-      return Write(data, index, static_cast<uint8_t>(Encode(kE5M2Format, value)));
-    case kBoolean:
-      return Write<uint8_t>(data, index, value != 0 ? 1 : 0);
-    case kS64:
-      return Write(data, index, SaturateToInteger(type, value));
-    case kS32:
-      return Write(data, index, static_cast<int32_t>(SaturateToInteger(type, value)));
-    case kS8:
-    case kU8:
-      return Write(data, index, static_cast<uint8_t>(SaturateToInteger(type, value)));
-    case kS4:
-    case kU4:
-    case kS2:
-    case kU2:
-      return WriteBits(data, index, BitsOf(type),
-                       static_cast<uint8_t>(SaturateToInteger(type, value)));
+  const int bits = BitsOf(type);
+  if (bits == 0) return;
+  uint64_t code;
+  if (type == kF32) {
+    code = std::bit_cast<uint32_t>(static_cast<float>(value));
+  } else if (IsFloat(type)) {
+    code = Encode(FormatOf(type), value);
+  } else if (type == kBoolean) {
+    code = value != 0 ? 1 : 0;
+  } else {
+    code = static_cast<uint64_t>(SaturateToInteger(type, value));
   }
+  WriteCode(data, index, bits, code);
 }
 
 double RoundTo(DataType type, double value) {
   uint64_t storage = 0;
   StoreElement(type, &storage, 0, value);
   return LoadElement(type, &storage, 0);
+}
+
+double RoundScale(DataType type, double scale) {
+  const double smallest_normal = type == kF16 ? 0x1p-14 : 0x1p-126;
+  const double step = type == kF16 ? 0x1p-24 : type == kBF16 ? 0x1p-133 : 0x1p-149;
+  return scale < smallest_normal ? std::ceil(scale / step) * step : RoundTo(type, scale);
 }
 
 }  // namespace kvant

@@ -62,6 +62,10 @@ double LoadElement(DataType type, const void* data, int64_t index);
 void StoreElement(DataType type, void* data, int64_t index, double value);
 // `value` as it reads back after StoreElement.
 double RoundTo(DataType type, double value);
+// A scale >= 0 as f32, f16 or bf16 holds it: to nearest, but upward where it is subnormal. There
+// the nearest may be half as large, and the largest number that it is for would be beyond the
+// codes.
+double RoundScale(DataType type, double scale);
 
 }  // namespace kvant
 

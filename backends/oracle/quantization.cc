@@ -7,7 +7,6 @@
 
 #include "kvant/backends/oracle/ops.h"
 #include "kvant/graph/op_shapes.h"
-#include "kvant/graph/round_scale.h"
 
 namespace kvant::oracle {
 namespace {
