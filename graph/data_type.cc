@@ -142,10 +142,7 @@ bool IsSigned(DataType type) { return RowOf(type).klass == Class::Signed; }
 std::string_view DataTypeName(DataType type) { return RowOf(type).name; }
 
 std::optional<DataType> DataTypeFromName(std::string_view name) {
-  for (size_t i = 0; i < std::size(kRows); ++i) {
-    if (kRows[i].name == name) return static_cast<DataType>(i);
-  }
-  return std::nullopt;
+  return FindByName<DataType>(kRows, name, &TypeRow::name);
 }
 
 int BitsOf(DataType type) { return RowOf(type).bits; }

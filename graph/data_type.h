@@ -6,7 +6,9 @@
 #ifndef KVANT_GRAPH_DATA_TYPE_H_
 #define KVANT_GRAPH_DATA_TYPE_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -19,6 +21,14 @@ enum class DataType : uint8_t {
 
 #define KVANT_DATA_TYPE(name, ...) inline constexpr DataType name = DataType::name;
 #include "kvant/graph/data_type.inc"
+
+// The enumerator whose row of a table has that name; nothing if none has.
+template <typename Enum, typename Rows, typename Name = std::identity>
+std::optional<Enum> FindByName(const Rows& rows, std::string_view name, Name name_of = {}) {
+  const auto found = std::ranges::find(rows, name, name_of);
+  if (found == std::ranges::end(rows)) return std::nullopt;
+  return static_cast<Enum>(found - std::ranges::begin(rows));
+}
 
 // oneDNN's spelling, e.g. "f8_e4m3".
 std::string_view DataTypeName(DataType type);

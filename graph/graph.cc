@@ -78,10 +78,7 @@ std::string_view FpMathName(FpMath mode) {
 }
 
 std::optional<FpMath> FpMathFromName(std::string_view name) {
-  for (size_t i = 0; i < std::size(kFpMathNames); ++i) {
-    if (kFpMathNames[i] == name) return static_cast<FpMath>(i);
-  }
-  return std::nullopt;
+  return FindByName<FpMath>(kFpMathNames, name);
 }
 
 absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is_output) const {

@@ -203,19 +203,13 @@ std::string_view OpKindName(OpKind kind) {
 }
 
 std::optional<OpKind> OpKindFromName(std::string_view name) {
-  for (size_t i = 0; i < std::size(kKindNames); ++i) {
-    if (kKindNames[i] == name) return static_cast<OpKind>(i);
-  }
-  return std::nullopt;
+  return FindByName<OpKind>(kKindNames, name);
 }
 
 std::string_view AttrName(Attr attr) { return RowOf(attr).name; }
 
 std::optional<Attr> AttrFromName(std::string_view name) {
-  for (size_t i = 0; i < AttrRows().size(); ++i) {
-    if (AttrRows()[i].name == name) return static_cast<Attr>(i);
-  }
-  return std::nullopt;
+  return FindByName<Attr>(AttrRows(), name, &AttrRow::name);
 }
 
 const AttrValue& ZeroOf(Attr attr) { return RowOf(attr).zero; }
@@ -233,10 +227,8 @@ void Attributes::Set(Attr attr, AttrValue value) {
 }
 
 const AttrValue* Attributes::Find(Attr attr) const {
-  for (const auto& [key, value] : values_) {
-    if (key == attr) return &value;
-  }
-  return nullptr;
+  const auto* const found = std::ranges::find(values_, attr, &std::pair<Attr, AttrValue>::first);
+  return found == values_.end() ? nullptr : &found->second;
 }
 
 std::string Op::ToString() const {
@@ -244,10 +236,8 @@ std::string Op::ToString() const {
 }
 
 const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {
-  for (const AttrRule& rule : attrs) {
-    if (rule.attr == attr) return &rule;
-  }
-  return nullptr;
+  const auto rule = std::ranges::find(attrs, attr, &AttrRule::attr);
+  return rule == attrs.end() ? nullptr : &*rule;
 }
 
 std::string OpSchema::AttrNames() const {
@@ -264,14 +254,6 @@ const OpSchema& SchemaOf(OpKind kind) {
 #include "kvant/graph/ops.inc"
   };
   return (*schemas)[static_cast<size_t>(kind)];
-}
-
-const std::vector<OpKind>& AllOpKinds() {
-  static const auto* const kinds = new std::vector<OpKind>{
-#define KVANT_OP(kind, ...) OpKind::k##kind,
-#include "kvant/graph/ops.inc"
-  };
-  return *kinds;
 }
 
 const OpSchema::Port& InputPort(const Op& op, size_t port) {
@@ -310,7 +292,7 @@ std::optional<size_t> FindInput(const Op& op, std::string_view name) {
 
 absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
                          absl::Span<const LogicalTensor* const> outputs) {
-  if (static_cast<size_t>(op.kind) >= AllOpKinds().size()) {
+  if (static_cast<size_t>(op.kind) >= std::size(kAllOpKinds)) {
     return MakeError(ErrorKind::kInvalidGraphOp, "op '", op.name, "' (id ", op.id, ") is of kind ",
                      static_cast<int>(op.kind), ", which there is not");
   }

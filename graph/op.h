@@ -24,6 +24,12 @@ enum class OpKind : uint8_t {
 #include "kvant/graph/ops.inc"
 };
 
+// In the order of the table.
+inline constexpr OpKind kAllOpKinds[] = {
+#define KVANT_OP(kind, ...) OpKind::k##kind,
+#include "kvant/graph/ops.inc"
+};
+
 enum class OpClass : uint8_t {
   kElementwise,  // each element of the result from one of the input
   kBinary,       // ... from one of each of two inputs, which broadcast
@@ -174,8 +180,6 @@ const OpSchema::Port& OutputPort(const Op& op, size_t port);
 inline std::string_view InputName(const Op& op, size_t port) { return InputPort(op, port).name; }
 // The first input port of that name, if the op has it.
 std::optional<size_t> FindInput(const Op& op, std::string_view name);
-// All kinds in table order.
-const std::vector<OpKind>& AllOpKinds();
 
 // The type rule of an op whose ports are as many as the kind takes. kInvalidDataType, naming op and
 // tensor, when it does not take these types.

@@ -2,12 +2,12 @@
 
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <new>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvant/graph/data_type.h"
 
 namespace kvant {
 namespace {
@@ -50,12 +50,7 @@ absl::Status MakeError(ErrorKind kind, std::string_view message) {
 ErrorKind ErrorKindOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kPayloadUrl);
   if (!payload) return ErrorKind::kNone;
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (*payload == absl::string_view(kNames[i].data(), kNames[i].size())) {
-      return static_cast<ErrorKind>(i);
-    }
-  }
-  return ErrorKind::kNone;
+  return FindByName<ErrorKind>(kNames, std::string(*payload)).value_or(ErrorKind::kNone);
 }
 
 std::string Printable(std::string_view text) {

@@ -11,22 +11,13 @@
 namespace kvant {
 namespace {
 
-// The step that is one op of this kind; nothing if none is.
+// The step that has the name of the op; nothing if none has.
 std::optional<ScoreStep::Kind> StepOf(OpKind kind) {
-  switch (kind) {
-#define KVANT_STEP_None(name) \
-  case OpKind::k##name:       \
-    return ScoreStep::Kind::k##name;
-#define KVANT_STEP_One(name) KVANT_STEP_None(name)
-#define KVANT_STEP_Other(name)
-#define KVANT_SCORE_STEP(name, operands, words) KVANT_STEP_##operands(name)
+  static constexpr std::string_view kNames[] = {
+#define KVANT_SCORE_STEP(name, ...) #name,
 #include "kvant/graph/score_steps.inc"
-#undef KVANT_STEP_None
-#undef KVANT_STEP_One
-#undef KVANT_STEP_Other
-    default:
-      return std::nullopt;
-  }
+  };
+  return FindByName<ScoreStep::Kind>(kNames, OpKindName(kind));
 }
 
 // What a band compares, the second side subtracted from the first: coordinates and scalars.

@@ -37,7 +37,7 @@ std::string AttrText(const OpSchema::AttrRule& rule) {
 
 std::string Table() {
   std::string table = "| op | inputs | outputs | attributes |\n|---|---|---|---|\n";
-  for (OpKind kind : AllOpKinds()) {
+  for (OpKind kind : kAllOpKinds) {
     const OpSchema& schema = SchemaOf(kind);
     const std::string attrs = absl::StrJoin(
         schema.attrs, "; ",

@@ -488,7 +488,7 @@ TEST(OracleOpsTest, EveryOpHasACase) {
                               OpKind::kEnd,
                               OpKind::kWildcard};
   for (const OpCase& test : AllCases()) covered.insert(test.kind);
-  for (const OpKind kind : AllOpKinds()) {
+  for (const OpKind kind : kAllOpKinds) {
     EXPECT_EQ(covered.count(kind), 1u) << OpKindName(kind);
   }
 }
