@@ -221,8 +221,7 @@ absl::Status MatMulShape(const Op& op, ShapeContext& context) {
   if (context.inputs.size() > 2) {
     KVANT_RETURN_IF_ERROR(CheckBroadcastsOnto(op, *context.inputs[2], dims));
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
@@ -251,8 +250,7 @@ absl::Status SoftMaxBackwardShape(const Op& op, ShapeContext& context) {
     return ShapeError(op, "diff_dst, ", DescribeDims(diff), ", and dst, ", DescribeDims(probs),
                       ", differ");
   }
-  context.outputs[0] = diff.dims;
-  return absl::OkStatus();
+  return context.Give(diff.dims);
 }
 
 absl::Status BinaryShape(const Op& op, ShapeContext& context) {
@@ -291,8 +289,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
       dims.push_back(1);
     }
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
@@ -313,8 +310,7 @@ absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
     }
     if (open >= 0) dims[open] = *total / *rest;
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status TransposeShape(const Op& op, ShapeContext& context) {
@@ -334,8 +330,7 @@ absl::Status TransposeShape(const Op& op, ShapeContext& context) {
     return ShapeError(op, "order [", DimsToString(order), "] does not permute the dims of ",
                       DescribeDims(src));
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status SliceShape(const Op& op, ShapeContext& context) {
@@ -350,8 +345,7 @@ absl::Status SliceShape(const Op& op, ShapeContext& context) {
                       " are not in ", DescribeDims(src));
   }
   dims[axis] = size;
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::StatusOr<Dims> JoinInputs(const Op& op, const ShapeContext& context, size_t first, int axis) {

@@ -28,6 +28,12 @@ struct ShapeContext {
   absl::InlinedVector<const LogicalTensor*, 8> inputs;
   absl::InlinedVector<const LogicalTensor*, 2> declared;
   absl::InlinedVector<std::optional<Dims>, 2> outputs;
+
+  // How a rule ends that sets output 0.
+  absl::Status Give(std::optional<Dims> dims) {
+    outputs[0] = std::move(dims);
+    return absl::OkStatus();
+  }
 };
 
 using ShapeRule = absl::Status (*)(const Op& op, ShapeContext& context);

@@ -52,27 +52,6 @@ absl::Status CheckWindows(const Op& op) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSoftCap(const Op& op) {
-  const float* const cap = op.Find<Attr::kSoftCap>();
-  if (cap == nullptr || *cap > 0) return absl::OkStatus();
-  return SchemaError(op, "soft_cap must be above 0, not ", *cap);
-}
-
-// What two inputs say of one shape; where only one knows a dim, that.
-absl::Status Agree(const Op& op, const LogicalTensor& tensor, absl::Span<const int64_t> says,
-                   std::optional<Dims>& all) {
-  if (!all) {
-    all.emplace(says.begin(), says.end());
-    return absl::OkStatus();
-  }
-  if (!MayEqual(says, *all)) {
-    return ShapeError(op, DescribeDims(tensor), " is no part beside parts whose outputs are [",
-                      DimsToString(*all), "]");
-  }
-  Complete(*all, says);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
@@ -88,8 +67,7 @@ absl::Status LoadTokensShape(const Op& op, ShapeContext& context) {
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[i], InputName(op, i), (*src.dims)[0]));
   }
-  context.outputs[0] = src.dims;
-  return absl::OkStatus();
+  return context.Give(src.dims);
 }
 
 absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
@@ -110,8 +88,7 @@ absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
   } else if (__builtin_mul_overflow(tokens, most, &tokens)) {
     return ShapeError(op, "the tokens of ", most, " pages overflow 64 bits");
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
@@ -132,13 +109,14 @@ absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
   } else if (rows != 1 && !MayEqual(rows, dims[0])) {
     return ShapeError(op, "ranges of ", rows, " rows do not go with ", DescribeDims(first));
   }
-  context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
+  return context.Give(std::move(dims));
 }
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   KVANT_RETURN_IF_ERROR(CheckWindows(op));
-  KVANT_RETURN_IF_ERROR(CheckSoftCap(op));
+  if (const float* const cap = op.Find<Attr::kSoftCap>(); cap != nullptr && *cap <= 0) {
+    return SchemaError(op, "soft_cap must be above 0, not ", *cap);
+  }
   const bool ragged = FindInput(op, "query_offsets").has_value();
   if (FindInput(op, "kv_first") && !FindInput(op, "kv_lengths")) {
     return SchemaError(op, "has kv_first, but no kv_lengths");
@@ -183,7 +161,7 @@ absl::Status AttentionShape(const Op& op, ShapeContext& context) {
 }
 
 absl::Status MergeAttentionShape(const Op& op, ShapeContext& context) {
-  std::optional<Dims> all;
+  std::optional<Dims> all;  // what inputs say of the outputs
   for (size_t port = 0; port < context.inputs.size(); ++port) {
     const LogicalTensor& tensor = *context.inputs[port];
     if (!tensor.dims) continue;
@@ -197,7 +175,12 @@ absl::Status MergeAttentionShape(const Op& op, ShapeContext& context) {
       }
       dims.back() = kUnknownDim;
     }
-    KVANT_RETURN_IF_ERROR(Agree(op, tensor, dims, all));
+    if (!all) all = dims;
+    if (!MayEqual(dims, *all)) {
+      return ShapeError(op, DescribeDims(tensor), " is no part beside parts whose outputs are [",
+                        DimsToString(*all), "]");
+    }
+    Complete(*all, dims);
   }
   if (!all) return absl::OkStatus();
   context.outputs[0] = all;

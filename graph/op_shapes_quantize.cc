@@ -6,18 +6,11 @@
 namespace kvant {
 namespace {
 
-enum class QType { kPerTensor, kPerChannel, kPerGroup };
-
-QType QTypeOf(const Op& op) {
-  const std::string* name = op.Find<Attr::kQType>();
-  if (name != nullptr && *name == "per_channel") return QType::kPerChannel;
-  if (name != nullptr && *name == "per_group") return QType::kPerGroup;
-  return QType::kPerTensor;
-}
+bool Quantizes(const Op& op, std::string_view how) { return op.Get<Attr::kQType>() == how; }
 
 // Null unless it quantizes per group, and says of which shape.
 const std::vector<int64_t>* GroupShapeOf(const Op& op) {
-  return QTypeOf(op) == QType::kPerGroup ? op.Find<Attr::kGroupShape>() : nullptr;
+  return Quantizes(op, "per_group") ? op.Find<Attr::kGroupShape>() : nullptr;
 }
 
 // The dims of a tensor with one value per group: those of x divided by group_shape's.
@@ -47,13 +40,12 @@ absl::StatusOr<Dims> DivideIntoGroups(const Op& op, const LogicalTensor& x,
 // The dims of scales or zero points of x: one, one per element of an axis, or one per group.
 // Nothing where they depend on x, whose rank is not known.
 absl::Status SetParameterDims(const Op& op, const LogicalTensor& x, std::optional<Dims>& dims) {
-  const QType qtype = QTypeOf(op);
-  if (qtype == QType::kPerTensor) {
+  if (Quantizes(op, "per_tensor")) {
     dims = Dims{1};
-  } else if (qtype == QType::kPerChannel && x.dims) {
+  } else if (Quantizes(op, "per_channel") && x.dims) {
     KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
     dims = Dims{(*x.dims)[axis]};
-  } else if (qtype == QType::kPerGroup) {
+  } else if (Quantizes(op, "per_group")) {
     const auto* group_shape = op.Find<Attr::kGroupShape>();
     if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
     if (!x.dims) return absl::OkStatus();
@@ -67,9 +59,9 @@ absl::Status CheckParameters(const Op& op, const LogicalTensor& x, const Logical
   std::optional<Dims> dims;
   KVANT_RETURN_IF_ERROR(SetParameterDims(op, x, dims));
   if (!dims || !tensor.dims) return absl::OkStatus();
-  if (QTypeOf(op) != QType::kPerGroup) {
+  if (!Quantizes(op, "per_group")) {
     if (MayBeVector(tensor, dims->front())) return absl::OkStatus();
-    if (QTypeOf(op) == QType::kPerTensor) {
+    if (Quantizes(op, "per_tensor")) {
       return ArgumentsError(op, "per_tensor takes one of ", role, ", but has ",
                             DescribeDims(tensor));
     }
@@ -98,7 +90,7 @@ absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const Sh
   if (context.inputs.size() <= first + 1) return absl::OkStatus();
   // One zero point may serve all channels; oneDNN's own tests use that.
   const LogicalTensor& zps = *context.inputs[first + 1];
-  if (QTypeOf(op) == QType::kPerChannel && MayBeVector(zps, 1)) return absl::OkStatus();
+  if (Quantizes(op, "per_channel") && MayBeVector(zps, 1)) return absl::OkStatus();
   return CheckParameters(op, x, zps, "zero points");
 }
 
@@ -173,7 +165,7 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& x = *context.inputs[0];
   const size_t count = op.Get<Attr::kScales>().size();
   const size_t zero_points = op.Get<Attr::kZps>().size();
-  if (QTypeOf(op) == QType::kPerTensor) {
+  if (Quantizes(op, "per_tensor")) {
     if (count != 1) {
       return ArgumentsError(op, "per_tensor takes one scale, but has ", count);
     }
@@ -187,15 +179,13 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
   if (zero_points != 0 && zero_points != count) {
     return ArgumentsError(op, "has ", zero_points, " zero points, but ", count, " scales");
   }
-  context.outputs[0] = x.dims;
-  return absl::OkStatus();
+  return context.Give(x.dims);
 }
 
 absl::Status DynamicQuantShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& x = *context.inputs[0];
   KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, x, context, 1));
-  context.outputs[0] = x.dims;
-  return absl::OkStatus();
+  return context.Give(x.dims);
 }
 
 absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
@@ -304,13 +294,12 @@ absl::Status HadamardShape(const Op& op, ShapeContext& context) {
     return ShapeError(op, "blocks of ", block, " do not divide the last dim of ",
                       DescribeDims(src));
   }
-  context.outputs[0] = src.dims;
-  return absl::OkStatus();
+  return context.Give(src.dims);
 }
 
 Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
   Dims group(dims.begin(), dims.end());
-  if (QTypeOf(op) == QType::kPerChannel) {
+  if (Quantizes(op, "per_channel")) {
     group[FromFront(op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] = 1;
   } else if (const std::vector<int64_t>* shape = GroupShapeOf(op)) {
     for (size_t d = 0; d < shape->size(); ++d) {
@@ -323,7 +312,7 @@ Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
 int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d) {
   if (parameters.elements() == 1) return 0;
   const Dims strides = parameters.StridesOrDense();
-  if (QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank) {
+  if (Quantizes(op, "per_group") && parameters.rank() == rank) {
     return (*parameters.dims)[d] == 1 ? 0 : strides[d];
   }
   return FromFront(op.Get<Attr::kAxis>(), rank) == d ? strides.back() : 0;
