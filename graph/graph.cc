@@ -148,32 +148,38 @@ absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
   return absl::OkStatus();
 }
 
+std::vector<int32_t> TopologicalOrder(
+    int32_t count,
+    absl::FunctionRef<void(int32_t node, absl::FunctionRef<void(int32_t next)> visit)> each_next) {
+  std::vector<int32_t> order, waiting(count, 0);
+  for (int32_t node = 0; node < count; ++node) {
+    each_next(node, [&](int32_t next) { ++waiting[next]; });
+  }
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ready;
+  for (int32_t node = 0; node < count; ++node) {
+    if (waiting[node] == 0) ready.push(node);
+  }
+  while (!ready.empty()) {
+    order.push_back(ready.top());
+    ready.pop();
+    each_next(order.back(), [&](int32_t next) {
+      if (--waiting[next] == 0) ready.push(next);
+    });
+  }
+  return order;
+}
+
 absl::Status Graph::SortOps() {
   const auto count = static_cast<OpIndex>(ops_.size());
-  std::vector<int32_t> waiting(count, 0);
-  for (const TensorInfo& info : tensors_) {
-    if (info.producer.op == kNoOp) continue;
-    for (const Use& use : info.consumers) ++waiting[use.op];
-  }
-  // The lowest ready index first keeps an order that is topological already.
-  std::priority_queue<OpIndex, std::vector<OpIndex>, std::greater<>> ready;
-  for (OpIndex i = 0; i < count; ++i) {
-    if (waiting[i] == 0) ready.push(i);
-  }
-  std::vector<OpIndex> order;
-  while (!ready.empty()) {
-    const OpIndex op = ready.top();
-    ready.pop();
-    order.push_back(op);
-    for (TensorId id : ops_[op].outputs) {
-      for (const Use& use : FindTensor(id)->consumers) {
-        if (--waiting[use.op] == 0) ready.push(use.op);
-      }
+  std::vector<OpIndex> order = TopologicalOrder(count, [this](OpIndex op, auto visit) {
+    for (const TensorId id : ops_[op].outputs) {
+      for (const Use& use : FindTensor(id)->consumers) visit(use.op);
     }
-  }
+  });
   if (order.size() < ops_.size()) {
-    const auto waits = [](int32_t inputs) { return inputs > 0; };
-    const auto stuck = std::ranges::find_if(waiting, waits) - waiting.begin();
+    std::ranges::sort(order);
+    size_t stuck = 0;  // the first that is missing
+    while (stuck < order.size() && order[stuck] == static_cast<OpIndex>(stuck)) ++stuck;
     return MakeError(ErrorKind::kInvalidGraph, ops_[stuck].ToString(), " is on or behind a cycle");
   }
   if (!std::ranges::is_sorted(order)) *this = WithOps(order);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/graph/logical_tensor.h"
@@ -118,6 +119,12 @@ class Graph {
   std::vector<TensorId> outputs_;
   bool finalized_ = false;
 };
+
+// The nodes 0 to count - 1, each behind all that lead to it and the lowest first; without those on
+// or behind a cycle. each_next(node, visit) calls visit(next) for every edge from the node.
+std::vector<int32_t> TopologicalOrder(
+    int32_t count,
+    absl::FunctionRef<void(int32_t node, absl::FunctionRef<void(int32_t next)> visit)> each_next);
 
 }  // namespace kvant
 

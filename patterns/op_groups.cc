@@ -1,6 +1,6 @@
 #include "kvant/patterns/op_groups.h"
 
-#include <queue>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 
@@ -55,40 +55,22 @@ void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   }
 }
 
-// Order of the groups; groups on or behind a cycle are missing.
-std::vector<int> TopologicalOrder(const Graph& graph, const std::vector<OpGroup>& groups) {
-  std::vector<int> group_of(graph.ops().size(), -1);
+// The order of groups that are sorted by their first ops; those on or behind a cycle are missing.
+std::vector<int32_t> OrderOf(const Graph& graph, const std::vector<OpGroup>& groups) {
+  std::vector<int32_t> group_of(graph.ops().size(), -1);
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (OpIndex op : groups[g].ops) group_of[op] = static_cast<int>(g);
+    for (const OpIndex op : groups[g].ops) group_of[op] = static_cast<int32_t>(g);
   }
-  std::vector<std::vector<int>> next(groups.size());
-  std::vector<int> waiting(groups.size(), 0);
-  for (OpIndex op = 0; op < static_cast<OpIndex>(graph.ops().size()); ++op) {
-    if (group_of[op] < 0) continue;
-    for (TensorId id : graph.ops()[op].outputs) {
-      for (const Graph::Use& use : graph.FindTensor(id)->consumers) {
-        const int to = group_of[use.op];
-        if (to < 0 || to == group_of[op]) continue;
-        next[group_of[op]].push_back(to);
-        ++waiting[to];
+  return TopologicalOrder(static_cast<int32_t>(groups.size()), [&](int32_t group, auto visit) {
+    for (const OpIndex op : groups[group].ops) {
+      for (const TensorId id : graph.ops()[op].outputs) {
+        for (const Graph::Use& use : graph.FindTensor(id)->consumers) {
+          const int32_t to = group_of[use.op];
+          if (to >= 0 && to != group) visit(to);
+        }
       }
     }
-  }
-  const auto later = [&groups](int a, int b) { return groups[a].ops[0] > groups[b].ops[0]; };
-  std::priority_queue<int, std::vector<int>, decltype(later)> ready(later);
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (waiting[g] == 0) ready.push(static_cast<int>(g));
-  }
-  std::vector<int> order;
-  while (!ready.empty()) {
-    const int group = ready.top();
-    ready.pop();
-    order.push_back(group);
-    for (int to : next[group]) {
-      if (--waiting[to] == 0) ready.push(to);
-    }
-  }
-  return order;
+  });
 }
 
 }  // namespace
@@ -105,9 +87,10 @@ void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector
 void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Miss>* misses) {
   if (groups->size() < 2) return;
   for (;;) {
+    std::ranges::sort(*groups, {}, [](const OpGroup& group) { return group.ops[0]; });
     std::vector<OpGroup> sorted;
     sorted.reserve(groups->size());
-    for (int group : TopologicalOrder(graph, *groups)) {
+    for (const int32_t group : OrderOf(graph, *groups)) {
       sorted.push_back(std::move((*groups)[group]));
     }
     if (sorted.size() == groups->size()) {
