@@ -134,8 +134,9 @@ absl::Status GraphBuilder::Check(Op& op) {
   return absl::OkStatus();
 }
 
-Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
-                         absl::Span<const Result> results, Attributes attrs) {
+Value GraphBuilder::Emit(OpKind kind, absl::Span<const Value> inputs,
+                         absl::Span<const Result> results, Attributes attrs,
+                         std::string_view name) {
   Op op;
   op.id = ops_.size();
   op.kind = kind;
@@ -179,14 +180,14 @@ GraphBuilder::OneOrTwo GraphBuilder::EmitTwo(OpKind kind, absl::Span<const Value
   const Result results[] = {first, second};
   const bool both = second != kUndef;
   const Value result =
-      Emit(kind, "", inputs, absl::MakeSpan(results).first(both ? 2 : 1), std::move(attrs));
+      Emit(kind, inputs, absl::MakeSpan(results).first(both ? 2 : 1), std::move(attrs));
   return {result, both ? std::optional(ValueOf(result.id + 1)) : std::nullopt};
 }
 
 std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
                                        const std::vector<Value>& inputs,
                                        const std::vector<Result>& results, Attributes attrs) {
-  const Value first = Emit(kind, name, inputs, results, std::move(attrs));
+  const Value first = Emit(kind, inputs, results, std::move(attrs), name);
   std::vector<Value> values;
   for (size_t i = 0; i < results.size(); ++i) values.push_back(ValueOf(first.id + i));
   return values;
@@ -194,7 +195,7 @@ std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
 
 Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
   const DataType type = options.type == kUndef ? Describe(a).type : options.type;
-  return Emit(OpKind::kMatMul, "", {a, b}, {type},
+  return Emit(OpKind::kMatMul, {a, b}, {type},
               {{Attr::kTransposeA, options.transpose_a}, {Attr::kTransposeB, options.transpose_b}});
 }
 
@@ -211,13 +212,13 @@ GraphBuilder::OneOrTwo GraphBuilder::EmitSoftMax(Value x, const SoftMaxOptions& 
 Value GraphBuilder::DynamicDequantize(Value codes, Value scales, std::optional<Value> zero_points,
                                       const DequantizeOptions& options) {
   const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
-  return Emit(OpKind::kDynamicDequantize, "", Present({codes, scales, zero_points}), {type},
+  return Emit(OpKind::kDynamicDequantize, Present({codes, scales, zero_points}), {type},
               WithQuantization(options));
 }
 
 Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
                                     const DequantizeOptions& options) {
-  return Emit(OpKind::kDynamicQuantize, "", Present({x, scales, zero_points}), {options.type},
+  return Emit(OpKind::kDynamicQuantize, Present({x, scales, zero_points}), {options.type},
               WithQuantization(options));
 }
 
@@ -230,7 +231,7 @@ GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const
   if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
   if (options.ggml_formula) attrs.Set(Attr::kFormula, std::string("ggml"));
-  const Value codes = Emit(kind, "", inputs, types, std::move(attrs));
+  const Value codes = Emit(kind, inputs, types, std::move(attrs));
   Quantized result{codes, ValueOf(codes.id + 1), std::nullopt};
   if (options.zero_point_type != kUndef) result.zero_points = ValueOf(codes.id + 2);
   return result;
@@ -260,7 +261,7 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
                             " converts: it has no scales, so no group_shape, axis, "
                             "zero_point_type or codebook"));
     }
-    const Value dst = Emit(to.kind, "", {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
+    const Value dst = Emit(to.kind, {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
     SetCapacity(dst, to, 1);
     return {dst, Value(), std::nullopt};
   }
@@ -277,7 +278,7 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
 
 Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value scales,
                                std::optional<Value> zero_points, const DequantizeOptions& options) {
-  const Value dst = Emit(to.kind, "", Present({x, places, scales, zero_points}), {options.type},
+  const Value dst = Emit(to.kind, Present({x, places, scales, zero_points}), {options.type},
                          WithQuantization(options, {{Attr::kTokenAxis, to.axis}}));
   SetCapacity(dst, to, 1);
   return dst;
@@ -285,12 +286,12 @@ Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value 
 
 Value GraphBuilder::LoadTokens(Value x, Value lengths, std::optional<Value> first,
                                LoadOptions options) {
-  return Emit(OpKind::kLoadTokens, "", Present({x, lengths, first}), {Describe(x).type},
+  return Emit(OpKind::kLoadTokens, Present({x, lengths, first}), {Describe(x).type},
               {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
 }
 
 Value GraphBuilder::LoadPages(Value pool, Value page_table, Value lengths, LoadOptions options) {
-  return Emit(OpKind::kLoadPages, "", {pool, page_table, lengths}, {Describe(pool).type},
+  return Emit(OpKind::kLoadPages, {pool, page_table, lengths}, {Describe(pool).type},
               {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
 }
 
@@ -303,57 +304,20 @@ GraphBuilder::OneOrTwo GraphBuilder::EmitLoadRanges(absl::Span<const Value> segm
                  {{Attr::kTokenAxis, axis}});
 }
 
-Value GraphBuilder::Hadamard(Value x, int64_t block) {
-  return Emit(OpKind::kHadamard, "", {x}, {Describe(x).type}, {{Attr::kBlock, block}});
-}
-
 Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {
   const DataType left = Describe(a).type, right = Describe(b).type;
-  return Emit(kind, "", {a, b}, {left == right ? left : kF32}, {});
-}
-
-Value GraphBuilder::Select(Value condition, Value x, Value y) {
-  return Emit(OpKind::kSelect, "", {condition, x, y}, {Describe(x).type}, {});
-}
-
-Value GraphBuilder::Tanh(Value x) { return Emit(OpKind::kTanh, "", {x}, {Describe(x).type}, {}); }
-
-Value GraphBuilder::GenIndex(Value x, int64_t axis) {
-  return Emit(OpKind::kGenIndex, "", {x}, {kS32}, {{Attr::kAxis, axis}});
-}
-
-Value GraphBuilder::GreaterEqual(Value a, Value b) {
-  return Emit(OpKind::kGreaterEqual, "", {a, b}, {kBoolean}, {});
-}
-
-Value GraphBuilder::TypeCast(Value x, DataType type) {
-  return Emit(OpKind::kTypeCast, "", {x}, {type}, {});
-}
-
-Value GraphBuilder::Reshape(Value x, std::vector<int64_t> shape, bool special_zero) {
-  return Emit(OpKind::kStaticReshape, "", {x}, {Describe(x).type},
-              {{Attr::kShape, std::move(shape)}, {Attr::kSpecialZero, special_zero}});
-}
-
-Value GraphBuilder::Slice(Value x, int64_t axis, int64_t begin, int64_t size) {
-  return Emit(OpKind::kSlice, "", {x}, {Describe(x).type},
-              {{Attr::kAxis, axis}, {Attr::kBegin, begin}, {Attr::kSize, size}});
-}
-
-Value GraphBuilder::Transpose(Value x, std::vector<int64_t> order) {
-  return Emit(OpKind::kStaticTranspose, "", {x}, {Describe(x).type},
-              {{Attr::kOrder, std::move(order)}});
+  return Emit(kind, {a, b}, {left == right ? left : kF32});
 }
 
 Value GraphBuilder::Reorder(Value x, std::optional<Dims> strides) {
-  const Value result = Emit(OpKind::kReorder, "", {x}, {Describe(x).type}, {});
+  const Value result = Unary(OpKind::kReorder, x);
   LayOut(tensors_[result.id], std::move(strides));
   return result;
 }
 
 Value GraphBuilder::Concat(absl::Span<const Value> values, int64_t axis) {
   const DataType type = values.empty() ? kUndef : Describe(values[0]).type;
-  return Emit(OpKind::kConcat, "", values, {type}, {{Attr::kAxis, axis}});
+  return Emit(OpKind::kConcat, values, {type}, {{Attr::kAxis, axis}});
 }
 
 Value GraphBuilder::CausalMask(Value scores, Value fill, std::optional<Value> kv_len,

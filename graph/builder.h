@@ -169,20 +169,34 @@ class GraphBuilder {
     const auto [tokens, lengths] = EmitLoadRanges(segments, ranges, axis, /*lengths=*/true);
     return {tokens, *lengths};
   }
-  Value Hadamard(Value x, int64_t block);
+  Value Hadamard(Value x, int64_t block) {
+    return Unary(OpKind::kHadamard, x, {{Attr::kBlock, block}});
+  }
   Value Add(Value a, Value b) { return Arithmetic(OpKind::kAdd, a, b); }
   Value Subtract(Value a, Value b) { return Arithmetic(OpKind::kSubtract, a, b); }
   Value Multiply(Value a, Value b) { return Arithmetic(OpKind::kMultiply, a, b); }
   Value Divide(Value a, Value b) { return Arithmetic(OpKind::kDivide, a, b); }
-  Value Select(Value condition, Value x, Value y);
-  Value Tanh(Value x);
-  Value GenIndex(Value x, int64_t axis);
-  Value GreaterEqual(Value a, Value b);
-  Value TypeCast(Value x, DataType type);
-  Value Reshape(Value x, std::vector<int64_t> shape, bool special_zero = false);
-  Value Transpose(Value x, std::vector<int64_t> order);
+  Value Select(Value condition, Value x, Value y) {
+    return Emit(OpKind::kSelect, {condition, x, y}, {Describe(x).type});
+  }
+  Value Tanh(Value x) { return Unary(OpKind::kTanh, x); }
+  Value GenIndex(Value x, int64_t axis) {
+    return Emit(OpKind::kGenIndex, {x}, {kS32}, {{Attr::kAxis, axis}});
+  }
+  Value GreaterEqual(Value a, Value b) { return Emit(OpKind::kGreaterEqual, {a, b}, {kBoolean}); }
+  Value TypeCast(Value x, DataType type) { return Emit(OpKind::kTypeCast, {x}, {type}); }
+  Value Reshape(Value x, std::vector<int64_t> shape, bool special_zero = false) {
+    return Unary(OpKind::kStaticReshape, x,
+                 {{Attr::kShape, std::move(shape)}, {Attr::kSpecialZero, special_zero}});
+  }
+  Value Transpose(Value x, std::vector<int64_t> order) {
+    return Unary(OpKind::kStaticTranspose, x, {{Attr::kOrder, std::move(order)}});
+  }
   // Elements [begin, begin + size) along an axis.
-  Value Slice(Value x, int64_t axis, int64_t begin, int64_t size);
+  Value Slice(Value x, int64_t axis, int64_t begin, int64_t size) {
+    return Unary(OpKind::kSlice, x,
+                 {{Attr::kAxis, axis}, {Attr::kBegin, begin}, {Attr::kSize, size}});
+  }
   // As x with these strides (dense if none).
   Value Reorder(Value x, std::optional<Dims> strides = std::nullopt);
   Value Concat(absl::Span<const Value> values, int64_t axis);
@@ -265,8 +279,12 @@ class GraphBuilder {
   LogicalTensor& AddTensor(std::string_view name, DataType type);
   Value AddConstant(const Constant& value);
   // Adds an op and its results, which have consecutive ids; the first.
-  Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
-             absl::Span<const Result> results, Attributes attrs);
+  Value Emit(OpKind kind, absl::Span<const Value> inputs, absl::Span<const Result> results,
+             Attributes attrs = {}, std::string_view name = "");
+  // With a result of x's type.
+  Value Unary(OpKind kind, Value x, Attributes attrs = {}) {
+    return Emit(kind, {x}, {Describe(x).type}, std::move(attrs));
+  }
   Value Arithmetic(OpKind kind, Value a, Value b);
   // The same of an op with a second result, if that is not undef.
   OneOrTwo EmitTwo(OpKind kind, absl::Span<const Value> inputs, DataType first, DataType second,
