@@ -19,14 +19,9 @@ const Graph& Partition::ops() const {
   return ops_ ? *ops_ : *none;
 }
 
-const LogicalTensor& Partition::input(int port) const {
-  if (port < 0 || port >= static_cast<int>(inputs_.size())) return NoTensor();
-  return ops().tensor(inputs_[port]);
-}
-
-const LogicalTensor& Partition::output(int port) const {
-  if (port < 0 || port >= static_cast<int>(outputs_.size())) return NoTensor();
-  return ops().tensor(outputs_[port]);
+const LogicalTensor& Partition::At(const std::vector<TensorId>& ports, int port) const {
+  if (port < 0 || port >= static_cast<int>(ports.size())) return NoTensor();
+  return ops().tensor(ports[port]);
 }
 
 void Partition::ResolveSpec() {

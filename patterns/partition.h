@@ -40,8 +40,8 @@ class Partition {
   int OutputPort(TensorId id) const { return PortOf(outputs_, id); }
   // Descriptors of the ports, in that order; shapes as far as known. NoTensor() for a port that
   // it has not.
-  const LogicalTensor& input(int port) const;
-  const LogicalTensor& output(int port) const;
+  const LogicalTensor& input(int port) const { return At(inputs_, port); }
+  const LogicalTensor& output(int port) const { return At(outputs_, port); }
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
   const AttentionSpec* attention() const { return SpecOf<AttentionSpec>(); }
@@ -67,6 +67,7 @@ class Partition {
   const Spec* SpecOf() const {
     return ops_ ? std::get_if<Spec>(&spec_) : nullptr;
   }
+  const LogicalTensor& At(const std::vector<TensorId>& ports, int port) const;
   // After shape inference. Makes spec_ anew, or a note if the shapes are known but no spec
   // expresses them.
   void ResolveSpec();

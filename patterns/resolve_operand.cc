@@ -145,50 +145,37 @@ bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims,
 bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
   folded->data = FoldedView::Of(tensor(chain.source));
   folded->view = Input(chain.source);
-  for (const ChainOp& step : chain.ops) {
-    const Op& mover = op(step.op);
-    switch (mover.kind) {
-      case OpKind::kStaticTranspose: {
-        const auto& order = mover.Get<Attr::kOrder>();
-        const auto transpose = [&](FoldedView& view) { return view.Transpose(order); };
-        if (!folded->MoveAll(transpose)) {
-          return Fail(mover, "cannot be folded into strides");
-        }
-        const int rank = folded->data.rank();
-        for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
-          if (FromFront(order[i], rank) != folded->concat_axis) continue;
-          folded->concat_axis = i;
-          break;
-        }
-        break;
-      }
-      case OpKind::kStaticReshape:
-        if (!FoldReshape(mover, folded)) return false;
-        break;
-      case OpKind::kSlice:
-        if (!FoldSlice(mover, folded)) return false;
-        break;
-      case OpKind::kConcat:
-        if (!FoldConcat(mover, step.port, folded)) return false;
-        break;
-      case OpKind::kLoadTokens:
-      case OpKind::kLoadPages:
-      case OpKind::kLoadRanges:
-        if (!FoldLoad(step, folded)) return false;
-        break;
-      case OpKind::kDequantize:
-        if (!FoldDequantize(mover, folded)) return false;
-        break;
-      case OpKind::kDynamicDequantize:
-        if (!FoldDynamicDequantize(step.op, folded)) return false;
-        break;
-      case OpKind::kHadamard:
-        folded->rotations.push_back(
-            {step.op, FoldedView::Counting(DimsOf(folded->data), folded->data.rank() - 1)});
-        break;
-      default:
-        break;
-    }
+  return std::ranges::all_of(chain.ops,
+                             [&](const ChainOp& step) { return FoldStep(step, folded); });
+}
+
+bool Resolver::FoldStep(const ChainOp& step, Folded* folded) {
+  const Op& mover = op(step.op);
+  const OpKind kind = mover.kind;
+  if (kind == OpKind::kStaticTranspose) return FoldTranspose(mover, folded);
+  if (kind == OpKind::kStaticReshape) return FoldReshape(mover, folded);
+  if (kind == OpKind::kSlice) return FoldSlice(mover, folded);
+  if (kind == OpKind::kConcat) return FoldConcat(mover, step.port, folded);
+  if (kind == OpKind::kDequantize) return FoldDequantize(mover, folded);
+  if (kind == OpKind::kDynamicDequantize) return FoldDynamicDequantize(step.op, folded);
+  if (ClassOf(kind) == OpClass::kLoad || kind == OpKind::kLoadRanges) return FoldLoad(step, folded);
+  if (kind == OpKind::kHadamard) {
+    folded->rotations.push_back(
+        {step.op, FoldedView::Counting(DimsOf(folded->data), folded->data.rank() - 1)});
+  }
+  return true;
+}
+
+bool Resolver::FoldTranspose(const Op& transpose, Folded* folded) {
+  const auto& order = transpose.Get<Attr::kOrder>();
+  if (!folded->MoveAll([&](FoldedView& view) { return view.Transpose(order); })) {
+    return Fail(transpose, "cannot be folded into strides");
+  }
+  const int rank = folded->data.rank();
+  for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
+    if (FromFront(order[i], rank) != folded->concat_axis) continue;
+    folded->concat_axis = i;
+    break;
   }
   return true;
 }
@@ -238,7 +225,6 @@ bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
 }
 
 bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
-  const LogicalTensor& result = tensor(concat.outputs[0]);
   const int axis = Axis<Attr::kAxis>(concat, folded->data.rank());
   if (folded->concat_axis >= 0 && folded->concat_axis != axis) {
     return Fail(concat, "a second concatenation along another axis");
@@ -247,11 +233,9 @@ bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
     return Fail(concat, "concatenates what ", op(folded->load.op).ToString(),
                 " loads, in whose place zeros may be");
   }
-  int64_t begin = 0;
-  for (int i = 0; i < port; ++i) begin += (*tensor(concat.inputs[i]).dims)[axis];
-  folded->begin += begin;
+  for (int i = 0; i < port; ++i) folded->begin += (*tensor(concat.inputs[i]).dims)[axis];
   folded->concat_axis = axis;
-  folded->whole = (*result.dims)[axis];
+  folded->whole = (*tensor(concat.outputs[0]).dims)[axis];
   return true;
 }
 

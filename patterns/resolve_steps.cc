@@ -5,13 +5,6 @@
 
 namespace kvant {
 
-bool Resolver::ResolveSteps() {
-  for (const StepMatch& step : match_.steps) {
-    if (!ResolveStep(step)) return false;
-  }
-  return true;
-}
-
 bool Resolver::ResolveStep(const StepMatch& match) {
   ScoreStep step;
   step.kind = match.kind;

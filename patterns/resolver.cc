@@ -41,9 +41,11 @@ bool Resolver::Resolve(AttentionSpec* spec) {
   why_.clear();
   spec->fpmath = graph_.options().fpmath;
   spec->apply_to_int = graph_.options().apply_to_int;
+  const auto resolve_step = [this](const StepMatch& step) { return ResolveStep(step); };
   const bool resolved = match_.first_class != Graph::kNoOp
                             ? ResolveFirstClass()
-                            : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
+                            : ResolveFrame() && ResolveInputs() &&
+                                  std::ranges::all_of(match_.steps, resolve_step) &&
                                   ResolveProbs() && ResolveOutput() && ResolveStats();
   return resolved && ResolveLengths() && CheckConstants() && CheckPorts();
 }

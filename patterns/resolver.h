@@ -93,6 +93,8 @@ class Resolver {
   bool ResolveSegments(absl::Span<const Chain> chains, int row, int col, const Op& matmul,
                        absl::InlinedVector<KvSegment, 1>* segments, int64_t* rotated);
   bool FoldChain(const Chain& chain, Folded* folded);
+  bool FoldStep(const ChainOp& step, Folded* folded);
+  bool FoldTranspose(const Op& op, Folded* folded);
   bool FoldReshape(const Op& op, Folded* folded);
   bool FoldSlice(const Op& slice, Folded* folded);
   bool FoldConcat(const Op& op, int port, Folded* folded);
@@ -123,7 +125,6 @@ class Resolver {
   bool ResolveRotation(const Op& matmul, const char* what, int64_t rotated, int64_t* block);
 
   // resolve_steps.cc
-  bool ResolveSteps();
   bool ResolveStep(const StepMatch& step);
   bool ResolveBand(const StepMatch& match, ScoreStep* step);
   bool PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand);

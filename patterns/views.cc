@@ -3,24 +3,6 @@
 #include <utility>
 
 namespace kvant {
-namespace {
-
-// order as non-negative axes; false if it is no permutation.
-bool NormalizeOrder(absl::Span<const int64_t> order, int rank,
-                    absl::InlinedVector<int, 6>* result) {
-  if (static_cast<int>(order.size()) != rank) return false;
-  uint32_t seen = 0;
-  for (int64_t axis : order) {
-    if (axis < 0) axis += rank;
-    if (axis < 0 || axis >= rank || (seen >> axis & 1)) return false;
-    seen |= 1u << axis;
-    result->push_back(static_cast<int>(axis));
-  }
-  return true;
-}
-
-}  // namespace
-
 FoldedView::FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides)
     : axes_(dims.size()) {
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -62,18 +44,16 @@ int64_t FoldedView::dim(int axis) const {
 }
 
 bool FoldedView::Transpose(absl::Span<const int64_t> order) {
-  absl::InlinedVector<int, 6> axes;
-  if (!NormalizeOrder(order, rank(), &axes)) return false;
+  if (order.size() != axes_.size()) return false;
   const auto before = axes_;
-  for (size_t i = 0; i < axes.size(); ++i) axes_[i] = before[axes[i]];
+  for (int i = 0; i < rank(); ++i) axes_[i] = before[FromFront(order[i], rank())];
   return true;
 }
 
 bool FoldedView::InverseTranspose(absl::Span<const int64_t> order) {
-  absl::InlinedVector<int, 6> axes;
-  if (!NormalizeOrder(order, rank(), &axes)) return false;
+  if (order.size() != axes_.size()) return false;
   const auto before = axes_;
-  for (size_t i = 0; i < axes.size(); ++i) axes_[axes[i]] = before[i];
+  for (int i = 0; i < rank(); ++i) axes_[FromFront(order[i], rank())] = before[i];
   return true;
 }
 

@@ -50,8 +50,8 @@ class FoldedView {
     return std::ranges::any_of(axes_[axis], [](const Atom& atom) { return atom.stride != 0; });
   }
 
-  // Output axis i is input axis order[i] (negative counts from the end).
-  // False if `order` is no permutation of the axes.
+  // Output axis i is input axis order[i] (negative counts from the end). `order` is a permutation,
+  // as shape inference has checked. False if it is of another rank.
   bool Transpose(absl::Span<const int64_t> order);
   bool InverseTranspose(absl::Span<const int64_t> order);
   // False if the extents cannot be regrouped along atom boundaries.
