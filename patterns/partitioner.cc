@@ -48,27 +48,16 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
     const StepMatch& step = match.steps[i];
     // What the scores are divided by before they are capped is the cap's own.
     if (i + 1 < match.steps.size() && match.steps[i + 1].kind == ScoreStep::Kind::kTanh) continue;
-    switch (step.kind) {
-      case ScoreStep::Kind::kMultiply:
-      case ScoreStep::Kind::kDivide:
-        if (!capped) add("scale");
-        break;
-      case ScoreStep::Kind::kTanh:
-        capped = true;
-        add("soft cap");
-        break;
-      case ScoreStep::Kind::kSelect:
-        add("select mask");
-        break;
-      case ScoreStep::Kind::kBand:
-        add("band mask");
-        break;
-      case ScoreStep::Kind::kAdd:
-        add("additive mask");
-        break;
-      default:
-        add(OpKindName(graph.ops()[step.op].kind));
-    }
+    using Kind = ScoreStep::Kind;
+    const bool scales = step.kind == Kind::kMultiply || step.kind == Kind::kDivide;
+    if (scales && capped) continue;
+    capped |= step.kind == Kind::kTanh;
+    add(scales                       ? "scale"
+        : step.kind == Kind::kTanh   ? "soft cap"
+        : step.kind == Kind::kSelect ? "select mask"
+        : step.kind == Kind::kBand   ? "band mask"
+        : step.kind == Kind::kAdd    ? "additive mask"
+                                     : OpKindName(graph.ops()[step.op].kind));
   }
   for (OpIndex index : match.probs_ops) {
     if (graph.ops()[index].kind == OpKind::kDropout) add("dropout");
@@ -88,14 +77,122 @@ class Partitioner {
   Partitioner(const Graph& graph, const PartitionOptions& options)
       : graph_(graph), options_(options), taken_(graph.ops().size(), 0) {}
 
-  std::vector<Partition> Run();
+  std::vector<Partition> Run() {
+    MatchAll();
+    GroupRemainingOps(graph_, taken_, &groups_);
+    SortGroups(graph_, &groups_, &misses_);
+    std::vector<Partition> partitions;
+    partitions.reserve(groups_.size());
+    for (OpGroup& group : groups_) {
+      partitions.push_back(Build(group, static_cast<int>(partitions.size())));
+    }
+    if (!misses_.empty()) AttachMisses(partitions);
+    return partitions;
+  }
 
  private:
-  void MatchAll();
-  bool Trim(AttentionMatch* match);
-  void Take(OpGroup group);
-  Partition Build(OpGroup& group, int id) const;
-  void AttachMisses(std::vector<Partition>& partitions) const;
+  void MatchAll() {
+    AttentionMatcher matcher(graph_, taken_, &misses_);
+    const auto count = static_cast<OpIndex>(graph_.ops().size());
+    for (OpIndex index = 0; index < count; ++index) {
+      if (taken_[index]) continue;
+      const OpKind kind = graph_.ops()[index].kind;
+      if (kind == OpKind::kSoftMax) {
+        auto match = std::make_shared<AttentionMatch>();
+        if (matcher.Match(index, match.get()) && Trim(match.get())) {
+          Take({Partition::Kind::kAttention, SortedOps(*match), match});
+        }
+      } else if (kind == OpKind::kScaledDotProductAttention) {
+        auto match = std::make_shared<AttentionMatch>();
+        if (!matcher.MatchFirstClass(index, match.get())) {
+          // With all of its inputs as ports.
+          const Op& op = graph_.ops()[index];
+          *match = AttentionMatch{
+              .first_class = index, .q = {{.source = op.inputs[0]}}, .output = op.outputs[0]};
+        }
+        Take({Partition::Kind::kAttention, SortedOps(*match), match});
+      } else if (kind == OpKind::kExp) {
+        std::vector<OpIndex> ops;
+        if (matcher.MatchBackward(index, &ops)) {
+          Take({Partition::Kind::kAttentionBackward, std::move(ops)});
+        }
+      } else if (kind == OpKind::kSoftMaxBackward) {
+        matcher.ExplainSoftMaxBackward(index);
+      }
+    }
+  }
+
+  // To what the grammar asks for; false if that is nothing.
+  bool Trim(AttentionMatch* match) {
+    if (options_.grammar == PartitionOptions::Grammar::kNative) return true;
+    std::string why;
+    const OpIndex softmax = match->softmax;
+    const bool fused = TrimToOneDnn(graph_, match, &why);
+    // If it is not fused at all, nothing is left out of it.
+    while (!fused && !misses_.empty() && misses_.back().ops[0] == softmax) misses_.pop_back();
+    if (!why.empty()) misses_.push_back({{softmax}, std::move(why)});
+    return fused;
+  }
+
+  void Take(OpGroup group) {
+    for (OpIndex op : group.ops) taken_[op] = 1;
+    groups_.push_back(std::move(group));
+  }
+
+  Partition Build(OpGroup& group, int id) const {
+    Partition partition;
+    partition.id_ = id;
+    partition.kind_ = group.kind;
+    auto ops = std::make_shared<Graph>(graph_.Subgraph(group.ops));
+    const absl::Status inferred = InferShapes(*ops);
+    if (!inferred.ok()) {
+      *ops = graph_.Subgraph(group.ops);
+      partition.notes_.emplace_back(inferred.message());
+    }
+    partition.inputs_ = ops->inputs();
+    partition.outputs_ = ops->outputs();
+    if (group.match != nullptr) {
+      partition.pattern_ = DescribeMatch(graph_, *group.match);
+      // The group is the ops of the match: from here on by their number in the partition.
+      VisitOps(*group.match, [&group](OpIndex& op) {
+        const auto position = std::ranges::lower_bound(group.ops, op);
+        op = static_cast<OpIndex>(position - group.ops.begin());
+      });
+    } else {
+      const bool backward = group.kind == Partition::Kind::kAttentionBackward;
+      partition.pattern_ = backward ? "attention, backward" : DescribeOps(*ops);
+    }
+    partition.ops_ = std::move(ops);
+    partition.match_ = std::move(group.match);
+    if (inferred.ok()) partition.ResolveSpec();
+    return partition;
+  }
+
+  // To the partitions of the ops of a miss and to those beside them, which would be part of the
+  // attention: whoever compiles one of these alone is told why it is not.
+  void AttachMisses(std::vector<Partition>& partitions) const {
+    std::vector<int> partition_of(graph_.ops().size(), -1);
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      for (const OpIndex op : groups_[i].ops) partition_of[op] = static_cast<int>(i);
+    }
+    for (const Miss& miss : misses_) {
+      absl::InlinedVector<int, 8> told;
+      const auto tell = [&](OpIndex op) {
+        if (op != Graph::kNoOp && partition_of[op] >= 0) told.push_back(partition_of[op]);
+      };
+      for (const OpIndex index : miss.ops) {
+        tell(index);
+        const Op& op = graph_.ops()[index];
+        for (const TensorId id : op.inputs) tell(graph_.FindTensor(id)->producer.op);
+        for (const TensorId id : op.outputs) {
+          for (const Graph::Use& use : graph_.FindTensor(id)->consumers) tell(use.op);
+        }
+      }
+      std::ranges::sort(told);
+      told.erase(std::unique(told.begin(), told.end()), told.end());
+      for (const int i : told) partitions[i].misses_.push_back(miss.why);
+    }
+  }
 
   const Graph& graph_;
   const PartitionOptions& options_;
@@ -103,122 +200,6 @@ class Partitioner {
   std::vector<OpGroup> groups_;
   std::vector<Miss> misses_;
 };
-
-std::vector<Partition> Partitioner::Run() {
-  MatchAll();
-  GroupRemainingOps(graph_, taken_, &groups_);
-  SortGroups(graph_, &groups_, &misses_);
-  std::vector<Partition> partitions;
-  partitions.reserve(groups_.size());
-  for (OpGroup& group : groups_) {
-    partitions.push_back(Build(group, static_cast<int>(partitions.size())));
-  }
-  if (!misses_.empty()) AttachMisses(partitions);
-  return partitions;
-}
-
-// To the partitions of the ops of a miss and to those beside them, which would be part of the
-// attention: whoever compiles one of these alone is told why it is not.
-void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
-  std::vector<int> partition_of(graph_.ops().size(), -1);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    for (const OpIndex op : groups_[i].ops) partition_of[op] = static_cast<int>(i);
-  }
-  for (const Miss& miss : misses_) {
-    absl::InlinedVector<int, 8> told;
-    const auto tell = [&](OpIndex op) {
-      if (op != Graph::kNoOp && partition_of[op] >= 0) told.push_back(partition_of[op]);
-    };
-    for (const OpIndex index : miss.ops) {
-      tell(index);
-      const Op& op = graph_.ops()[index];
-      for (const TensorId id : op.inputs) tell(graph_.FindTensor(id)->producer.op);
-      for (const TensorId id : op.outputs) {
-        for (const Graph::Use& use : graph_.FindTensor(id)->consumers) tell(use.op);
-      }
-    }
-    std::ranges::sort(told);
-    told.erase(std::unique(told.begin(), told.end()), told.end());
-    for (const int i : told) partitions[i].misses_.push_back(miss.why);
-  }
-}
-
-void Partitioner::MatchAll() {
-  AttentionMatcher matcher(graph_, taken_, &misses_);
-  const auto count = static_cast<OpIndex>(graph_.ops().size());
-  for (OpIndex index = 0; index < count; ++index) {
-    if (taken_[index]) continue;
-    const OpKind kind = graph_.ops()[index].kind;
-    if (kind == OpKind::kSoftMax) {
-      auto match = std::make_shared<AttentionMatch>();
-      if (matcher.Match(index, match.get()) && Trim(match.get())) {
-        Take({Partition::Kind::kAttention, SortedOps(*match), match});
-      }
-    } else if (kind == OpKind::kScaledDotProductAttention) {
-      auto match = std::make_shared<AttentionMatch>();
-      if (!matcher.MatchFirstClass(index, match.get())) {
-        // With all of its inputs as ports.
-        const Op& op = graph_.ops()[index];
-        *match = AttentionMatch{
-            .first_class = index, .q = {{.source = op.inputs[0]}}, .output = op.outputs[0]};
-      }
-      Take({Partition::Kind::kAttention, SortedOps(*match), match});
-    } else if (kind == OpKind::kExp) {
-      std::vector<OpIndex> ops;
-      if (matcher.MatchBackward(index, &ops)) {
-        Take({Partition::Kind::kAttentionBackward, std::move(ops)});
-      }
-    } else if (kind == OpKind::kSoftMaxBackward) {
-      matcher.ExplainSoftMaxBackward(index);
-    }
-  }
-}
-
-// To what the grammar asks for; false if that is nothing.
-bool Partitioner::Trim(AttentionMatch* match) {
-  if (options_.grammar == PartitionOptions::Grammar::kNative) return true;
-  std::string why;
-  const OpIndex softmax = match->softmax;
-  const bool fused = TrimToOneDnn(graph_, match, &why);
-  // If it is not fused at all, nothing is left out of it.
-  while (!fused && !misses_.empty() && misses_.back().ops[0] == softmax) misses_.pop_back();
-  if (!why.empty()) misses_.push_back({{softmax}, std::move(why)});
-  return fused;
-}
-
-void Partitioner::Take(OpGroup group) {
-  for (OpIndex op : group.ops) taken_[op] = 1;
-  groups_.push_back(std::move(group));
-}
-
-Partition Partitioner::Build(OpGroup& group, int id) const {
-  Partition partition;
-  partition.id_ = id;
-  partition.kind_ = group.kind;
-  auto ops = std::make_shared<Graph>(graph_.Subgraph(group.ops));
-  const absl::Status inferred = InferShapes(*ops);
-  if (!inferred.ok()) {
-    *ops = graph_.Subgraph(group.ops);
-    partition.notes_.emplace_back(inferred.message());
-  }
-  partition.inputs_ = ops->inputs();
-  partition.outputs_ = ops->outputs();
-  if (group.match != nullptr) {
-    partition.pattern_ = DescribeMatch(graph_, *group.match);
-    // The group is the ops of the match: from here on by their number in the partition.
-    VisitOps(*group.match, [&group](OpIndex& op) {
-      const auto position = std::ranges::lower_bound(group.ops, op);
-      op = static_cast<OpIndex>(position - group.ops.begin());
-    });
-  } else {
-    const bool backward = group.kind == Partition::Kind::kAttentionBackward;
-    partition.pattern_ = backward ? "attention, backward" : DescribeOps(*ops);
-  }
-  partition.ops_ = std::move(ops);
-  partition.match_ = std::move(group.match);
-  if (inferred.ok()) partition.ResolveSpec();
-  return partition;
-}
 
 absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,
                                                       const PartitionOptions& options) {
