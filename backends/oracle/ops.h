@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "kvant/backends/oracle/array.h"
 #include "kvant/graph/graph.h"
-#include "kvant/graph/status.h"
 
 namespace kvant::oracle {
 

@@ -2,7 +2,6 @@
 // use.
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -19,7 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct Scores {
   int64_t batch, heads, rows, columns;
   bool bottom_right = false;
-  std::optional<Array> lengths, offsets;
+  Array lengths, offsets;
 };
 
 class Attention {
@@ -37,10 +36,10 @@ class Attention {
     shape_.lengths = Optional("kv_lengths");
     q_ = Queries();
     const SoftMaxResult probs = Probabilities(MaskedScores(ScaledScores()));
-    if (probs.stats) lowering_.SetOutput(op_, 1, PackedRows(1, *probs.stats));
+    if (probs.stats) lowering_.SetOutput(op_, 1, PackedRows(1, probs.stats));
     Array v = lowering_.Input(op_, 2);
     // A probability of 0 must meet no NaN in memory that holds no data.
-    if (shape_.lengths) v = KeepExisting(plan_, v, {*shape_.lengths, Optional("kv_first")}, 2, 0);
+    if (shape_.lengths) v = KeepExisting(plan_, v, {shape_.lengths, Optional("kv_first")}, 2, 0);
     Array o = MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false);
     // Of no tokens the product is 0, but the softmax of nothing is NaN.
     if (shape_.columns == 0 && op_.Get<Attr::kMode>() == "none" && !Optional("sinks")) {
@@ -51,7 +50,7 @@ class Attention {
   }
 
  private:
-  std::optional<Array> Optional(std::string_view name) { return lowering_.FindInput(op_, name); }
+  Array Optional(std::string_view name) { return lowering_.FindInput(op_, name); }
 
   // A mask [.., Sq or 1, ..] over packed rows, over those of each sequence.
   Array OverRows(const Array& mask) {
@@ -59,7 +58,7 @@ class Attention {
     if (!shape_.offsets || rank < 2 || mask.dims[rank - 2] == 1) return mask;
     Dims dims(4 - rank, 1);
     dims.insert(dims.end(), mask.dims.begin(), mask.dims.end());
-    return Unpack(plan_, Reshaped(mask, dims), *shape_.offsets);
+    return Unpack(plan_, Reshaped(mask, dims), shape_.offsets);
   }
 
   // Queries, [T, Hq, D] to [1, Hq, T, D] and then to sequences where they are ragged.
@@ -68,7 +67,7 @@ class Attention {
     if (!shape_.offsets) return q;
     const int64_t tokens = q.dims[0], heads = q.dims[1], size = q.dims[2];
     return Unpack(plan_, Gather(plan_, q, {1, heads, tokens, size}, {0, size, heads * size, 1}),
-                  *shape_.offsets);
+                  shape_.offsets);
   }
 
   // And back: what is output `index`.
@@ -77,8 +76,8 @@ class Attention {
     const int64_t heads = shape_.heads, tokens = shape_.rows;
     const int64_t size = lowering_.OutputDims(op_, index)[2];
     const Array packed =
-        Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), *shape_.offsets);
-    lowering_.WriteRowsOf(op_, index, *shape_.offsets);
+        Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), shape_.offsets);
+    lowering_.WriteRowsOf(op_, index, shape_.offsets);
     return Gather(plan_, packed, {tokens, heads, size}, {size, tokens * size, 1});
   }
 
@@ -106,25 +105,21 @@ class Attention {
 
   // scores changed by fn(score, head, columns ahead of the diagonal).
   template <typename Fn>
-  Array ByPosition(const Array& scores, std::optional<Array> per_head, Fn fn) {
+  Array ByPosition(const Array& scores, const Array& per_head, Fn fn) {
     Array result = plan_.NewArray(scores.dims);
-    std::vector<Array> reads{scores};
-    if (per_head) reads.push_back(*per_head);
-    if (shape_.lengths) reads.push_back(*shape_.lengths);
-    if (shape_.offsets) reads.push_back(*shape_.offsets);
     plan_.AddStep(
-        reads, {result},
+        {scores, per_head, shape_.lengths, shape_.offsets}, {result},
         [=, s = shape_](const RunContext& context) {
           context.executor.ParallelFor(s.batch * s.heads * s.rows, [&](int64_t row, int) {
             const int64_t head = row / s.rows % s.heads, n = row / s.rows / s.heads;
-            const int64_t length = s.lengths ? context.of_row(*s.lengths, n) : s.columns;
+            const int64_t length = s.lengths ? context.of_row(s.lengths, n) : s.columns;
             int64_t queries = s.rows;
             if (s.offsets) {
-              const int32_t* offset = context.data<int32_t>(*s.offsets) + n;
+              const int32_t* offset = context.data<int32_t>(s.offsets) + n;
               queries = offset[1] - offset[0];
             }
             const int64_t diagonal = row % s.rows + (s.bottom_right ? length - queries : 0);
-            const float slope = per_head ? context.data(*per_head)[head] : 0.f;
+            const float slope = per_head ? context.data(per_head)[head] : 0.f;
             const float* from = context.data(scores) + row * s.columns;
             float* to = context.data(result) + row * s.columns;
             for (int64_t j = 0; j < s.columns; ++j) to[j] = fn(from[j], slope, j - diagonal);
@@ -142,23 +137,23 @@ class Attention {
       });
     }
     if (const auto bias = Optional("bias")) {
-      scores = Binary(plan_, dnnl::algorithm::binary_add, scores, OverRows(*bias));
+      scores = Binary(plan_, dnnl::algorithm::binary_add, scores, OverRows(bias));
     }
     if (const auto select = Optional("select")) {
       const float* given = op_.Find<Attr::kSelectFill>();
       const Array fill = ConstantArray(plan_, {given ? *given : -kInf}, {1});
-      scores = Select(plan_, OverRows(*select), scores, fill, scores.dims);
+      scores = Select(plan_, OverRows(select), scores, fill, scores.dims);
     }
     const int64_t left = op_.Get<Attr::kLeftWindow>();
     const int64_t right = op_.Get<Attr::kRightWindow>();
     if (left >= 0 || right >= 0) {
-      scores = ByPosition(scores, std::nullopt, [=](float score, float, int64_t ahead) {
+      scores = ByPosition(scores, Array(), [=](float score, float, int64_t ahead) {
         const bool hidden = (left >= 0 && ahead < -left) || (right >= 0 && ahead > right);
         return hidden ? -kInf : score;
       });
     }
     if (!shape_.lengths) return scores;
-    return KeepExisting(plan_, scores, {*shape_.lengths, Optional("kv_first")}, 3, -kInf);
+    return KeepExisting(plan_, scores, {shape_.lengths, Optional("kv_first")}, 3, -kInf);
   }
 
   // A sink is one more column, whose probability nobody reads.
@@ -166,10 +161,10 @@ class Attention {
     const SoftMaxOptions options{.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero",
                                  .with_stats = lowering_.HasOutput(op_, 1),
                                  .stats_of_empty = -kInf};
-    const std::optional<Array> sinks = Optional("sinks");
+    const Array sinks = Optional("sinks");
     if (!sinks) return SoftMax(plan_, scores, options);
     const Dims column{shape_.batch, shape_.heads, shape_.rows, 1};
-    const Array sink = Expanded(plan_, Reshaped(*sinks, {1, shape_.heads, 1, 1}), column);
+    const Array sink = Expanded(plan_, Reshaped(sinks, {1, shape_.heads, 1, 1}), column);
     SoftMaxResult result = SoftMax(plan_, Concat(plan_, {scores, sink}, 3), options);
     result.probs = Gather(plan_, result.probs, scores.dims, DenseStrides(result.probs.dims));
     return result;
@@ -213,7 +208,7 @@ absl::StatusOr<Array> LowerMergeAttention(const Op& op, Lowering& lowering) {
   const auto parts = static_cast<int64_t>(scores.size());
   const Array merged = MatMul(plan, Reshaped(weights.probs, {rows, 1, parts}),
                               Concat(plan, values, 1), false, false);
-  if (weights.stats) lowering.SetOutput(op, 1, *weights.stats);
+  if (weights.stats) lowering.SetOutput(op, 1, weights.stats);
   return Reshaped(merged, dims);
 }
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "kvant/backends/loops.h"
 #include "kvant/backends/reference/lowering.h"
@@ -23,22 +22,13 @@ bool Commutes(algorithm op) {
 }
 
 double Evaluate(algorithm op, double a, double b) {
-  switch (op) {
-    case algorithm::binary_add:
-      return a + b;
-    case algorithm::binary_sub:
-      return a - b;
-    case algorithm::binary_mul:
-      return a * b;
-    case algorithm::binary_div:
-      return a / b;
-    case algorithm::binary_max:
-      return std::max(a, b);
-    case algorithm::binary_min:
-      return std::min(a, b);
-    default:  // binary_ge
-      return a >= b ? 1 : 0;
-  }
+  if (op == algorithm::binary_add) return a + b;
+  if (op == algorithm::binary_sub) return a - b;
+  if (op == algorithm::binary_mul) return a * b;
+  if (op == algorithm::binary_div) return a / b;
+  if (op == algorithm::binary_max) return std::max(a, b);
+  if (op == algorithm::binary_min) return std::min(a, b);
+  return a >= b ? 1 : 0;  // binary_ge
 }
 
 // Where an operand or the result is s32. f64 holds sums and differences of them exactly. A quotient
@@ -233,12 +223,10 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
   const Array probability = lowering.Input(op, 3);
   KVANT_RETURN_IF_ERROR(CheckProbability(op, 3, lowering));
   const Array y = lowering.plan.NewArray(x.dims);
-  std::optional<Array> mask;
+  Array mask;
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
-  std::vector<Array> writes{y};
-  if (mask) writes.push_back(*mask);
   lowering.plan.AddStep(
-      {x, seed, offset, probability}, writes,
+      {x, seed, offset, probability}, {y, mask},
       [=](const RunContext& context) {
         const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
         const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
@@ -247,11 +235,11 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
           const bool keep = DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
           const float value = context.data(x)[i];
           context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
-          if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;
+          if (mask) context.data(mask)[i] = keep ? 1.f : 0.f;
         });
       },
       /*overwrites=*/0);
-  if (mask) lowering.SetOutput(op, 1, *mask);
+  if (mask) lowering.SetOutput(op, 1, mask);
   return y;
 }
 

@@ -29,9 +29,7 @@ absl::Status Lowering::LowerPartition() {
   for (size_t port = 0; port < partition_.outputs().size(); ++port) {
     const LogicalTensor& tensor = partition_.output(static_cast<int>(port));
     const Array array = Expanded(plan, Value(tensor.id), *tensor.dims);
-    const auto rows = written_rows_.find(tensor.id);
-    StorePort(plan, static_cast<int>(port), tensor, array,
-              rows == written_rows_.end() ? std::nullopt : std::optional(rows->second));
+    StorePort(plan, static_cast<int>(port), tensor, array, written_rows_[tensor.id]);
   }
   return absl::OkStatus();
 }
@@ -51,10 +49,9 @@ Array Lowering::Input(const Op& op, int index) {
   return Expanded(plan, Value(op.inputs[index]), *InputTensor(op, index).dims);
 }
 
-std::optional<Array> Lowering::FindInput(const Op& op, std::string_view name) {
+Array Lowering::FindInput(const Op& op, std::string_view name) {
   const std::optional<size_t> input = kvant::FindInput(op, name);
-  if (!input) return std::nullopt;
-  return Input(op, static_cast<int>(*input));
+  return input ? Input(op, static_cast<int>(*input)) : Array();
 }
 
 void Lowering::SetOutput(const Op& op, int index, Array array) {

@@ -2,14 +2,12 @@
 #ifndef KVANT_BACKENDS_REFERENCE_LOWERING_H_
 #define KVANT_BACKENDS_REFERENCE_LOWERING_H_
 
-#include <optional>
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "kvant/backends/reference/plan.h"
 #include "kvant/graph/graph.h"
-#include "kvant/graph/status.h"
 #include "kvant/patterns/partition.h"
 
 namespace kvant::reference {
@@ -29,8 +27,8 @@ class Lowering {
   // The same, but dims may be 1 where elements repeat along them. Elementwise ops can do with
   // that; it keeps the index arithmetic of masks small.
   Array CompactInput(const Op& op, int index) { return Value(op.inputs[index]); }
-  // The input of that name, if the op has it.
-  std::optional<Array> FindInput(const Op& op, std::string_view name);
+  // The input of that name; of none if the op does not have it.
+  Array FindInput(const Op& op, std::string_view name);
   bool HasInput(const Op& op, int index) const {
     return index < static_cast<int>(op.inputs.size());
   }

@@ -134,13 +134,11 @@ Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t
   const Lines lines(x, axis);
   const int64_t rows = x.dims[0];
   const Array result = plan.NewArray(x.dims, x.storage);
-  std::vector<Array> reads{x, existing.lengths};
-  if (existing.first) reads.push_back(*existing.first);
-  plan.AddStep(reads, {result}, [=](const RunContext& context) {
+  plan.AddStep({x, existing.lengths, existing.first}, {result}, [=](const RunContext& context) {
     context.executor.ParallelFor(lines.outer, [&](int64_t line, int) {
       const int64_t n = line * rows / lines.outer;
       const int64_t end = context.of_row(existing.lengths, n);
-      const int64_t first = existing.first ? context.of_row(*existing.first, n) : 0;
+      const int64_t first = existing.first ? context.of_row(existing.first, n) : 0;
       for (int64_t t = 0; t < lines.length; ++t) {
         const std::byte* from = context.data<std::byte>(x) + lines.At(line, t);
         std::byte* to = context.data<std::byte>(result) + lines.At(line, t);

@@ -3,8 +3,6 @@
 #ifndef KVANT_BACKENDS_REFERENCE_PIECES_H_
 #define KVANT_BACKENDS_REFERENCE_PIECES_H_
 
-#include <optional>
-
 #include "absl/types/span.h"
 #include "dnnl.hpp"
 #include "kvant/backends/reference/plan.h"
@@ -16,7 +14,7 @@ Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor);
 Array LoadConstant(Plan& plan, const Constant& value);
 // With `offsets`, s32, only rows along axis 0 before the last of them.
 void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
-               const std::optional<Array>& offsets);
+               const Array& offsets);
 
 // matmul.cc. NumPy's rules, vectors included; the result has no dims of a vector operand.
 Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b);
@@ -31,7 +29,7 @@ struct SoftMaxOptions {
 struct SoftMaxResult {
   Array probs;
   // max + ln(sum exp(x - max)), the axis of dim 1.
-  std::optional<Array> stats;
+  Array stats;
 };
 SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options);
 
@@ -59,8 +57,7 @@ Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis);
 // Which elements along an axis exist: of row n of axis 0, [first[n], lengths[n]). s32, one for each
 // row or one for all.
 struct Existing {
-  Array lengths;
-  std::optional<Array> first;
+  Array lengths, first;  // of none: 0
 };
 // x with `value` along `axis` where elements do not exist, NaN replaced too. `group`: elements for
 // which one of x stands.

@@ -24,13 +24,16 @@ Array Plan::PortArray(int port, Dims dims, Storage storage) {
 
 void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                    int overwrites) {
+  const auto is_empty = [](const Array& array) { return !array || array.elements() == 0; };
   // Steps without writes store to ports; others have nothing to do when all is empty.
-  bool empty = !writes.empty();
-  for (const Array& array : writes) empty = empty && array.elements() == 0;
-  if (empty) return;
+  if (!writes.empty() && std::ranges::all_of(writes, is_empty)) return;
   const int step = static_cast<int>(steps_.size());
-  for (const Array& array : writes) arrays_[array.id].first = arrays_[array.id].last = step;
-  for (const Array& array : reads) arrays_[array.id].last = step;
+  for (const Array& array : writes) {
+    if (array) arrays_[array.id].first = arrays_[array.id].last = step;
+  }
+  for (const Array& array : reads) {
+    if (array) arrays_[array.id].last = step;
+  }
   steps_.push_back({std::move(run)});
   if (overwrites < 0) return;
   steps_.back().overwrites = reads[overwrites].id;

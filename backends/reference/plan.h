@@ -30,12 +30,14 @@ inline Storage StorageOf(DataType type) {
 }
 inline size_t BytesOf(Storage storage) { return storage == Storage::kS64 ? 8 : 4; }
 
-// A handle; copies of it with other dims are the same memory, reshaped.
+// A handle; copies of it with other dims are the same memory, reshaped. By default it is of none,
+// as for an input that an op does not have.
 struct Array {
   int id = -1;
   Storage storage = Storage::kF32;
   Dims dims;
 
+  explicit operator bool() const { return id >= 0; }
   int64_t elements() const { return ElementsOf(dims); }
 };
 
@@ -74,9 +76,9 @@ class Plan {
   // Memory of an input port, used where it lies. It is read only.
   Array PortArray(int port, Dims dims, Storage storage);
 
-  // writes[0] may take the memory of reads[overwrites], if that is one, when nothing reads it
-  // later; the step must then work in place. What is written and never read is memory for this step
-  // only.
+  // Arrays that are of none are left out. writes[0] may take the memory of reads[overwrites], if
+  // that is one, when nothing reads it later; the step must then work in place. What is written and
+  // never read is memory for this step only.
   void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                int overwrites = -1);
 

@@ -1,8 +1,6 @@
 // Between ports and arrays. What memory has as arrays have it is moved; other types are decoded by
 // portable kernels, so that a CPU without f16, bf16 or f8 runs them too.
 #include <cstring>
-#include <optional>
-#include <vector>
 
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/backends/reference/rows.h"
@@ -48,14 +46,12 @@ Array LoadConstant(Plan& plan, const Constant& value) {
 }
 
 void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
-               const std::optional<Array>& offsets) {
-  std::vector<Array> reads{array};
-  if (offsets) reads.push_back(*offsets);
+               const Array& offsets) {
   plan.AddStep(
-      reads, {},
+      {array, offsets}, {},
       [=, type = tensor.type, strides = tensor.StridesOrDense()](const RunContext& context) {
         Dims dims = array.dims;
-        if (offsets) dims[0] = context.data<int32_t>(*offsets)[offsets->elements() - 1];
+        if (offsets) dims[0] = context.data<int32_t>(offsets)[offsets.elements() - 1];
         const void* from = context.data<void>(array);
         void* const to = context.outputs[port];
         const auto store = [&](const Row& row) {

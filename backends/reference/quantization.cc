@@ -18,7 +18,7 @@ namespace {
 // Scales (and zero points) have x's rank and divide its dims.
 struct QuantizationArrays {
   Array scales;
-  std::optional<Array> zero_points;
+  Array zero_points;        // of none: 0
   bool real_units = false;  // of the zero points
 };
 
@@ -27,7 +27,7 @@ struct QuantizationArrays {
 Walk GroupWalk(const Dims& dims, const QuantizationArrays& quantization) {
   const Dims& scale_dims = quantization.scales.dims;
   const Dims zp_dims =
-      quantization.zero_points ? quantization.zero_points->dims : Dims(dims.size(), 1);
+      quantization.zero_points ? quantization.zero_points.dims : Dims(dims.size(), 1);
   const Dims dense = DenseStrides(dims), scale_strides = BroadcastStrides(scale_dims, dims),
              zp_strides = BroadcastStrides(zp_dims, dims);
   Dims split, data, scales, zps;
@@ -46,12 +46,9 @@ Walk GroupWalk(const Dims& dims, const QuantizationArrays& quantization) {
 template <typename Fn>
 Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantization, Fn fn) {
   Array result = plan.NewArray(x.dims);
-  const Array scales = quantization.scales;
-  const std::optional<Array> zps = quantization.zero_points;
-  std::vector<Array> reads{x, scales};
-  if (zps) reads.push_back(*zps);
+  const Array scales = quantization.scales, zps = quantization.zero_points;
   plan.AddStep(
-      reads, {result},
+      {x, scales, zps}, {result},
       [=, walk = GroupWalk(x.dims, quantization)](const RunContext& context) {
         walk.ForEachRow(context.executor, [&](const Row& row) {
           const float* from = context.data(x) + row.offset[1];
@@ -59,7 +56,7 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
           for (int64_t i = 0; i < row.count; ++i) {
             const double scale = context.data(scales)[row.offset[2] + i * row.stride[2]];
             const double zero_point =
-                zps ? context.value(*zps, row.offset[3] + i * row.stride[3]) : 0;
+                zps ? context.value(zps, row.offset[3] + i * row.stride[3]) : 0;
             to[i * row.stride[0]] =
                 static_cast<float>(fn(from[i * row.stride[1]], scale, zero_point));
           }
@@ -136,22 +133,21 @@ QuantizationArrays ComputedParameters(const Op& op, Lowering& lowering) {
        .codebook = codebook.get()});
   QuantizationArrays result;
   result.scales = lowering.plan.NewArray(groups);
-  std::vector<Array> writes{result.scales};
   if (has_zero_points) {
     result.zero_points = lowering.plan.NewArray(groups, StorageOf(zero_point_type));
     result.real_units = IsFloat(zero_point_type);
-    writes.push_back(*result.zero_points);
   }
-  lowering.plan.AddStep({x}, writes, [=](const RunContext& context) {
+  const Array zero_points = result.zero_points;
+  lowering.plan.AddStep({x}, {result.scales, zero_points}, [=](const RunContext& context) {
     context.executor.ParallelFor(ElementsOf(groups), [&](int64_t i, int) {
       const auto [min, max] = RangeOf(context.data(x) + OffsetOf(i, groups, steps), group, strides);
       const cpu::GroupParameters parameters = cpu::ParametersOf(rule, min, max);
       context.data(result.scales)[i] = static_cast<float>(parameters.scale);
-      if (!result.zero_points) return;
-      if (result.zero_points->storage == Storage::kS32) {
-        context.data<int32_t>(*result.zero_points)[i] = static_cast<int32_t>(parameters.zero_point);
+      if (!zero_points) return;
+      if (zero_points.storage == Storage::kS32) {
+        context.data<int32_t>(zero_points)[i] = static_cast<int32_t>(parameters.zero_point);
       } else {
-        context.data(*result.zero_points)[i] = static_cast<float>(parameters.zero_point);
+        context.data(zero_points)[i] = static_cast<float>(parameters.zero_point);
       }
     });
   });
@@ -221,7 +217,7 @@ absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   if (lowering.HasInput(op, 1)) return Quantize(op, lowering, DynamicParameters(op, lowering));
   const QuantizationArrays parameters = ComputedParameters(op, lowering);
   lowering.SetOutput(op, 1, parameters.scales);
-  if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
+  if (parameters.zero_points) lowering.SetOutput(op, 2, parameters.zero_points);
   return Quantize(op, lowering, parameters);
 }
 

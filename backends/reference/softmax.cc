@@ -2,7 +2,6 @@
 // before and written after it; statistics are computed here.
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "kvant/backends/loops.h"
 #include "kvant/backends/reference/lowering.h"
@@ -35,18 +34,16 @@ float StatOf(const float* x, const AxisView& lines, float max) {
 
 // The largest element of each line, and the statistics if asked for.
 Array MaxAndStats(Plan& plan, const Array& x, const AxisView& lines, const SoftMaxOptions& options,
-                  const std::optional<Array>& stats) {
+                  const Array& stats) {
   Array max = plan.NewArray({lines.vectors()});
-  std::vector<Array> writes{max};
-  if (stats) writes.push_back(*stats);
-  plan.AddStep({x}, writes, [=](const RunContext& context) {
+  plan.AddStep({x}, {max, stats}, [=](const RunContext& context) {
     ForEachInTasks(context.executor, lines.vectors(), kLinesPerTask, [&](int64_t line) {
       const float* row = context.data(x) + lines.Begin(line);
       const float row_max = MaxOf(row, lines);
       context.data(max)[line] = row_max;
       if (!stats) return;
       const bool masked = row_max == -kInf && options.inf_as_zero;
-      context.data(*stats)[line] = masked ? options.stats_of_empty : StatOf(row, lines, row_max);
+      context.data(stats)[line] = masked ? options.stats_of_empty : StatOf(row, lines, row_max);
     });
   });
   return max;
@@ -107,11 +104,11 @@ absl::StatusOr<Array> LowerSoftMax(const Op& op, Lowering& lowering) {
                                .with_stats = lowering.HasOutput(op, 1)};
   Array scores = lowering.Input(op, 0);
   if (const auto lengths = lowering.FindInput(op, "lengths")) {
-    scores = KeepExisting(lowering.plan, scores, {*lengths, lowering.FindInput(op, "first")},
+    scores = KeepExisting(lowering.plan, scores, {lengths, lowering.FindInput(op, "first")},
                           options.axis, -kInf);
   }
   const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
-  if (result.stats) lowering.SetOutput(op, 1, *result.stats);
+  if (result.stats) lowering.SetOutput(op, 1, result.stats);
   return result.probs;
 }
 
