@@ -17,9 +17,14 @@
 
 namespace kvant {
 
-// Where an execution runs.
-struct ExecutionPlace {
+// One execution of what a backend makes of a partition.
+struct Execution {
   Executor& executor;
+  // Checked: one non-null pointer per port of the partition (in its order; null allowed only for
+  // empty tensors), large enough.
+  absl::Span<const void* const> inputs;
+  absl::Span<void* const> outputs;
+  std::byte* scratch = nullptr;
   void* stream = nullptr;  // Stream::native()
 };
 
@@ -35,18 +40,15 @@ class Executable {
   // sum(p * |v|), which is about the output's norm unless values cancel.
   virtual double rounding() const { return 0; }
   // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
-  virtual size_t scratch_bytes(int max_concurrency) const = 0;
+  virtual size_t scratch_bytes(int /*max_concurrency*/) const { return 0; }
   // Whether it must be zeroed before its first use, and is then left by one Run to the next, of
   // this executable alone. Else it may hold anything.
   virtual bool keeps_scratch() const { return false; }
   // What every port's pointer must be a multiple of, beside the size of its elements.
   virtual size_t alignment() const { return 1; }
-  // inputs and outputs are checked: one non-null pointer per port of the
-  // partition (in its order; null allowed only for empty tensors), large enough.
   // Errors only for values that are known no sooner (a KV length over capacity);
   // nothing may be written to outputs then.
-  virtual absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                           absl::Span<void* const> outputs, std::byte* scratch) const = 0;
+  virtual absl::Status Run(const Execution& run) const = 0;
 };
 
 class Backend {

@@ -48,7 +48,7 @@ absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void*
                                     absl::Span<void* const> outputs, std::byte* scratch) const {
   const VerboseEvent event("execute");
   absl::Status done =
-      executable_->Run({signature_->executor(), stream.native()}, inputs, outputs, scratch);
+      executable_->Run({signature_->executor(), inputs, outputs, scratch, stream.native()});
   event.Done([&] {
     return absl::StrCat(std::string(backend()), ",", partition_->pattern(), done.ok() ? "" : ": ",
                         std::string(done.message()));

@@ -67,11 +67,7 @@ MadeBackend MakeNamedBackend(const std::string& name, const EngineOptions& optio
 class NothingToDo : public Executable {
  public:
   std::string kernel() const override { return "nothing to do: outputs have no elements"; }
-  size_t scratch_bytes(int) const override { return 0; }
-  absl::Status Run(const ExecutionPlace&, absl::Span<const void* const>, absl::Span<void* const>,
-                   std::byte*) const override {
-    return absl::OkStatus();
-  }
+  absl::Status Run(const Execution&) const override { return absl::OkStatus(); }
 };
 
 std::string Describe(const Partition& partition) {

@@ -133,7 +133,7 @@ void BM_KernelAloneTiny(benchmark::State& state) {
   void* outputs[] = {tiny.data[2]};
   for (auto _ : state) {
     const absl::Status status =
-        (*executable)->Run({*executor}, inputs, outputs, scratch.data()->bytes);
+        (*executable)->Run({*executor, inputs, outputs, scratch.data()->bytes});
     benchmark::DoNotOptimize(status.ok());
   }
 }

@@ -76,8 +76,8 @@ void BM_Quantize(benchmark::State& state, const cpu::KernelSet* set, const Schem
   const std::unique_ptr<Executor> executor = MakeSerialExecutor();
   for (auto _ : state) {
     quantize
-        ->Run({*executor}, inputs, absl::MakeSpan(outputs),
-              reinterpret_cast<std::byte*>(scratch.data()))
+        ->Run({*executor, inputs, absl::MakeSpan(outputs),
+               reinterpret_cast<std::byte*>(scratch.data())})
         .IgnoreError();
     benchmark::ClobberMemory();
   }

@@ -175,28 +175,26 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   schedule_floats_ = RoundUp(CeilDiv(bytes, int64_t{sizeof(float)}), kFloatsOfLine);
 }
 
-void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
-               absl::Span<void* const> outputs, float* statistics, float* scratch) const {
+void Plan::Run(const Execution& run, float* statistics, float* scratch) const {
   float* const own = scratch + schedule_floats_;
-  const int workers = executor.max_concurrency();
-  const AttentionCall call{
-      &problem_, few_problem(), inputs.data(), outputs.data(), own + workers * worker_floats_,
-      statistics};
-  const Schedule schedule(call, Reader{&kernels_, inputs.data()}, workers, scratch);
+  const int workers = run.executor.max_concurrency();
+  float* const partials = own + workers * worker_floats_;
+  const AttentionCall call{&problem_,          few_problem(), run.inputs.data(),
+                           run.outputs.data(), partials,      statistics};
+  const Schedule schedule(call, Reader{&kernels_, run.inputs.data()}, workers, scratch);
   const auto of_slot = [&](int slot) { return own + slot * worker_floats_; };
   for (int slot = 0; slot < workers; ++slot) {
     new (of_slot(slot)) Worker{.scratch = of_slot(slot) + kStateFloats};
   }
-  ForEach(executor, schedule.turns(), [&](int64_t turn, int slot) {
+  ForEach(run.executor, schedule.turns(), [&](int64_t turn, int slot) {
     RunTurn(kernels_, call, schedule, turn,
             *std::launder(reinterpret_cast<Worker*>(of_slot(slot))));
   });
 }
 
-absl::Status Plan::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                       absl::Span<void* const> outputs, std::byte* scratch) const {
+absl::Status Plan::Run(const Execution& run) const {
   if (problem_.v_head_size == 0) return absl::OkStatus();
-  Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
+  Run(run, nullptr, reinterpret_cast<float*>(run.scratch));
   return absl::OkStatus();
 }
 

@@ -40,16 +40,14 @@ class Plan : public Executable {
     return schedule_floats_ + max_concurrency * worker_floats_ + partial_floats_;
   }
   // `statistics`: see AttentionCall; null for kOnline.
-  void Run(Executor& executor, absl::Span<const void* const> inputs,
-           absl::Span<void* const> outputs, float* statistics, float* scratch) const;
+  void Run(const Execution& run, float* statistics, float* scratch) const;
 
   std::string kernel() const override;
   double rounding() const override;
   size_t scratch_bytes(int max_concurrency) const override {
     return scratch(max_concurrency) * sizeof(float);
   }
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override;
+  absl::Status Run(const Execution& run) const override;
   // "bf16 products, 128-row x 128-token tiles, 8 splits, 120 KiB scratch".
   std::string ToString() const;
 

@@ -52,11 +52,10 @@ class Merge : public Executable {
     return static_cast<size_t>(max_concurrency * MergeFloats(problem_)) * sizeof(float);
   }
 
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    const MergeCall call{&problem_, &kernels_, inputs.data(), outputs.data()};
-    auto* const floats = reinterpret_cast<float*>(scratch);
-    ForEach(place.executor, MergeUnits(problem_), [&](int64_t unit, int slot) {
+  absl::Status Run(const Execution& run) const override {
+    const MergeCall call{&problem_, &kernels_, run.inputs.data(), run.outputs.data()};
+    auto* const floats = reinterpret_cast<float*>(run.scratch);
+    ForEach(run.executor, MergeUnits(problem_), [&](int64_t unit, int slot) {
       MergeUnit(call, unit, floats + slot * MergeFloats(problem_));
     });
     return absl::OkStatus();

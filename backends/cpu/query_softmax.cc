@@ -68,13 +68,12 @@ class QuerySoftmax : public Executable {
     return (statistics_floats_ + pass) * sizeof(float);
   }
 
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+  absl::Status Run(const Execution& run) const override {
     const AttentionSpec& spec = output_.spec();
     if (spec.q_len == 0 || spec.v_head_size == 0) return absl::OkStatus();
-    float* const statistics = reinterpret_cast<float*>(scratch);
-    statistics_.Run(place.executor, inputs, {}, statistics, statistics + statistics_floats_);
-    output_.Run(place.executor, inputs, outputs, statistics, statistics + statistics_floats_);
+    float* const statistics = reinterpret_cast<float*>(run.scratch);
+    statistics_.Run(run, statistics, statistics + statistics_floats_);
+    output_.Run(run, statistics, statistics + statistics_floats_);
     return absl::OkStatus();
   }
 

@@ -64,19 +64,18 @@ class Store : public Executable {
     return rotated_bytes_ + std::max(pieces, ranges);
   }
 
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    auto* const floats = reinterpret_cast<float*>(scratch + rotated_bytes_);
+  absl::Status Run(const Execution& run) const override {
+    auto* const floats = reinterpret_cast<float*>(run.scratch + rotated_bytes_);
     const auto find = [&](const PortArray& array) -> void* {
       // Given parameters are only read.
-      return array.present() ? const_cast<void*>(array.Find(inputs, outputs)) : nullptr;
+      return array.present() ? const_cast<void*>(array.Find(run.inputs, run.outputs)) : nullptr;
     };
     QuantizeCall call;
     call.src = find(spec_.values);
     call.codes = find(spec_.codes);
     if (rotation_) {
-      void* const rotated = plan_ ? scratch : call.codes;
-      ForEach(place.executor, RotateUnits(*rotation_), [&](int64_t unit, int slot) {
+      void* const rotated = plan_ ? run.scratch : call.codes;
+      ForEach(run.executor, RotateUnits(*rotation_), [&](int64_t unit, int slot) {
         RotateUnit(kernels_, *rotation_, call.src, rotated, unit, floats + slot * rotation_->piece);
       });
       call.src = rotated;
@@ -94,7 +93,7 @@ class Store : public Executable {
     }
     const int64_t units = QuantizeUnits(plan_->problem());
     const auto for_each = [&](auto body) {
-      if (!plan_->serial()) return ForEach(place.executor, units, body);
+      if (!plan_->serial()) return ForEach(run.executor, units, body);
       for (int64_t unit = 0; unit < units; ++unit) body(unit, 0);
     };
     if (HasRangePass(plan_->problem())) {

@@ -179,12 +179,11 @@ class LoadedPlan : public Executable {
   bool keeps_scratch() const override { return plan_.keeps_scratch; }
   size_t alignment() const override { return plan_.alignment; }
 
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+  absl::Status Run(const Execution& run) const override {
     size_t first = 0, end = plan_.launches.size();
     if (!plan_.fills.empty()) {
       const bool hides = std::all_of(plan_.fills.begin(), plan_.fills.end(), [&](const View& fill) {
-        return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
+        return LoadElement(fill.type, run.inputs[fill.port], 0) == kNegInf;
       });
       first = hides ? 0 : 1;
       end = first + 1;
@@ -194,9 +193,10 @@ class LoadedPlan : public Executable {
       if (launch.blocks == 0) continue;
       alignas(std::max_align_t) std::byte params[kMaxParamBytes];
       std::memcpy(params, launch.params.data(), launch.params.size());
-      FillParams(launch.binding, inputs, outputs, launch.constants->data(), scratch, params);
+      FillParams(launch.binding, run.inputs, run.outputs, launch.constants->data(), run.scratch,
+                 params);
       KVANT_RETURN_IF_ERROR(launcher_->Launch(*launch.loaded, launch.blocks, params,
-                                              launch.params.size(), place.stream));
+                                              launch.params.size(), run.stream));
     }
     return absl::OkStatus();
   }

@@ -128,11 +128,8 @@ class OracleExecutable : public Executable {
   explicit OracleExecutable(const Partition& partition) : partition_(partition) {}
 
   std::string kernel() const override { return "f64, op by op"; }
-  size_t scratch_bytes(int) const override { return 0; }
-
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte*) const override {
-    return Walk(partition_, place.executor).Run(inputs, outputs);
+  absl::Status Run(const Execution& run) const override {
+    return Walk(partition_, run.executor).Run(run.inputs, run.outputs);
   }
 
  private:

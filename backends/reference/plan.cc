@@ -88,20 +88,19 @@ void Plan::PlaceArrays() {
   }
 }
 
-absl::Status Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
-                       absl::Span<void* const> outputs, std::byte* scratch) const {
-  for (const Check& check : checks_) KVANT_RETURN_IF_ERROR(check(inputs));
+absl::Status Plan::Run(const Execution& run) const {
+  for (const Check& check : checks_) KVANT_RETURN_IF_ERROR(check(run.inputs));
   std::vector<void*> pointers(arrays_.size(), nullptr);
   for (size_t id = 0; id < arrays_.size(); ++id) {
     const ArrayInfo& info = arrays_[id];
     if (info.port >= 0) {
-      pointers[id] = const_cast<void*>(inputs[info.port]);
+      pointers[id] = const_cast<void*>(run.inputs[info.port]);
     } else if (info.first >= 0) {
-      pointers[id] = scratch + arrays_[info.place].offset;
+      pointers[id] = run.scratch + arrays_[info.place].offset;
     }
   }
   dnnl::stream stream(CpuEngine());
-  const RunContext context{executor, stream, inputs, outputs, pointers};
+  const RunContext context{run.executor, stream, run.inputs, run.outputs, pointers};
   for (const StepInfo& step : steps_) step.run(context);
   return absl::OkStatus();
 }

@@ -15,7 +15,7 @@
 
 #include "absl/types/span.h"
 #include "dnnl.hpp"
-#include "kvant/backends/executor.h"
+#include "kvant/backends/backend.h"
 #include "kvant/graph/data_type.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/graph/status.h"
@@ -97,8 +97,7 @@ class Plan {
 
   size_t scratch_bytes() const { return scratch_bytes_; }
   // Needs scratch_bytes() bytes, 64-byte aligned. Steps may throw dnnl::error.
-  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const;
+  absl::Status Run(const Execution& run) const;
 
  private:
   struct ArrayInfo {

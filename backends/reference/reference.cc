@@ -36,10 +36,9 @@ class ReferenceExecutable : public Executable {
   std::string kernel() const override { return kernel_; }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes(); }
 
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+  absl::Status Run(const Execution& run) const override {
     try {
-      return plan_.Run(place.executor, inputs, outputs, scratch);
+      return plan_.Run(run);
     } catch (const dnnl::error& error) {
       return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
     }

@@ -33,7 +33,7 @@ absl::Status Case::RunOnCudaSimt(const Executable& executable) {
   // Counts of splits are zeros before the first execution, and after each.
   std::vector<std::byte> scratch(executable.scratch_bytes(1));
   ThreadExecutor executor(1);
-  const absl::Status status = executable.Run({executor}, in, out, scratch.data());
+  const absl::Status status = executable.Run({executor, in, out, scratch.data()});
   for (size_t i = 0; i < outputs.size(); ++i) {
     std::memcpy(outputs[i].data(), out[i], outputs[i].bytes());
   }

@@ -237,7 +237,7 @@ absl::Status Case::Run(const KernelSet& kernels, Executor& executor) {
   }
   const GuardedBuffer scratch((*executable)->scratch_bytes(executor.max_concurrency()));
   std::memset(scratch.data(), 0xFF, scratch.bytes());  // NaN
-  return (*executable)->Run({executor}, in, out, static_cast<std::byte*>(scratch.data()));
+  return (*executable)->Run({executor, in, out, static_cast<std::byte*>(scratch.data())});
 }
 
 namespace {

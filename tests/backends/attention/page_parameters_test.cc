@@ -95,7 +95,7 @@ class Paged {
       const GuardedBuffer scratch((*executable)->scratch_bytes(kThreads));
       std::memset(scratch.data(), 0xFF, scratch.bytes());
       auto* const room = static_cast<std::byte*>(scratch.data());
-      ASSERT_TRUE((*executable)->Run({executor}, in, outputs, room).ok());
+      ASSERT_TRUE((*executable)->Run({executor, in, outputs, room}).ok());
       for (size_t at = 0; at < out.size(); ++at) {
         ASSERT_NEAR(out[at], oracle[at], 2e-3) << (*executable)->kernel() << " at " << at;
       }

@@ -93,7 +93,7 @@ TEST_F(CudaSimtTest, SplitsAreJoinedAlikeWhateverOrderBlocksRunIn) {
       ASSERT_FALSE(scratch.empty());
       const auto executor = MakeSerialExecutor();
       const absl::Status done =
-          executable->Run({*executor}, inputs, absl::MakeSpan(outputs), scratch.data());
+          executable->Run({*executor, inputs, absl::MakeSpan(outputs), scratch.data()});
       ASSERT_TRUE(done.ok()) << done;
       if (seed == 0) first = BytesOf(output);
       EXPECT_EQ(BytesOf(output), first) << "seed " << seed;

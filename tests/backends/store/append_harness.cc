@@ -212,8 +212,8 @@ absl::StatusOr<QuantizeMemory> RunAppend(const AppendCase& test, const Executabl
     }
   }
   std::vector<float> scratch(executable.scratch_bytes(executor.max_concurrency()) / 4 + 1);
-  const absl::Status done = executable.Run({executor}, inputs, absl::MakeSpan(outputs),
-                                           reinterpret_cast<std::byte*>(scratch.data()));
+  const absl::Status done = executable.Run(
+      {executor, inputs, absl::MakeSpan(outputs), reinterpret_cast<std::byte*>(scratch.data())});
   const auto copy = [](const Bytes& like, const void* data) {
     Bytes bytes(like.size());
     if (!bytes.empty()) std::memcpy(bytes.data(), data, bytes.size());

@@ -182,8 +182,8 @@ QuantizeMemory RunQuantize(const QuantizeCase& test, const Executable& executabl
     if (has_zero_points) outputs.push_back(guarded(Pack(test.zero_points(), {})));
   }
   std::vector<float> scratch(executable.scratch_bytes(executor.max_concurrency()) / 4 + 1);
-  const absl::Status done = executable.Run({executor}, inputs, absl::MakeSpan(outputs),
-                                           reinterpret_cast<std::byte*>(scratch.data()));
+  const absl::Status done = executable.Run(
+      {executor, inputs, absl::MakeSpan(outputs), reinterpret_cast<std::byte*>(scratch.data())});
   EXPECT_TRUE(done.ok()) << done;
   const auto copy = [](const LogicalTensor& tensor, const void* data) {
     Bytes bytes(tensor.memory_bytes());

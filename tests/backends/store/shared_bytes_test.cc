@@ -67,7 +67,7 @@ int64_t ExpectNoneShared(const Partition& partition, const std::vector<Bytes>& g
   std::vector<float> scratch(executable->scratch_bytes(2) / 4 + 1);
   EXPECT_TRUE(
       executable
-          ->Run({executor}, in, absl::MakeSpan(out), reinterpret_cast<std::byte*>(scratch.data()))
+          ->Run({executor, in, absl::MakeSpan(out), reinterpret_cast<std::byte*>(scratch.data())})
           .ok());
   EXPECT_FALSE(executor.shares()) << executable->kernel();
   return executor.most();

@@ -48,7 +48,7 @@ TEST_P(LongSumsTest, OfF32LoseNothing) {
   void* outputs[] = {output.data()};
   std::vector<std::byte> scratch(executable->scratch_bytes(1));
   const auto serial = MakeSerialExecutor();
-  ASSERT_TRUE(executable->Run({*serial}, inputs, absl::MakeSpan(outputs), scratch.data()).ok());
+  ASSERT_TRUE(executable->Run({*serial, inputs, absl::MakeSpan(outputs), scratch.data()}).ok());
   double worst = 0;
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t d = 0; d < kChannels; ++d) {

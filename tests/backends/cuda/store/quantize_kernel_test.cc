@@ -79,7 +79,7 @@ std::vector<double> RunDequantize(const QuantizeCase& test, const QuantizeMemory
   Bytes values = Pack(test.src(), {});
   std::vector<void*> out{guarded(values)};
   const auto executor = MakeSerialExecutor();
-  const absl::Status done = executable->Run({*executor}, in, absl::MakeSpan(out), nullptr);
+  const absl::Status done = executable->Run({*executor, in, absl::MakeSpan(out)});
   EXPECT_TRUE(done.ok()) << done;
   if (!values.empty()) std::memcpy(values.data(), out[0], values.size());
   const std::vector<double> result = Unpack(test.src(), values);
