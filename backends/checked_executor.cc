@@ -1,5 +1,3 @@
-#include "kvant/backends/checked_executor.h"
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -13,6 +11,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
+#include "kvant/backends/executor.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

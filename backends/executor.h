@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 
 namespace kvant {
 
@@ -51,6 +52,16 @@ std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);
 std::unique_ptr<Executor> MakeOpenMpExecutor(int threads, void* user = nullptr);
 // Runs everything in the calling thread.
 std::unique_ptr<Executor> MakeSerialExecutor();
+
+// The caller's executor as kvant calls it: one that keeps this contract whatever the caller's does.
+// A body runs at most once for an index, never in a slot that is taken or does not exist, and never
+// after ParallelFor has returned; what a body throws does not reach the caller's code. Where the
+// caller's executor threw, or left an index out, ParallelFor throws a std::exception that says so:
+// WithoutExceptions makes a status of it.
+//
+// kInvalidArguments for a max_concurrency below 1 or above 65,536. The caller's is asked for its
+// own only here: scratch is made for that.
+absl::StatusOr<std::shared_ptr<Executor>> MakeCheckedExecutor(std::shared_ptr<Executor> executor);
 
 }  // namespace kvant
 

@@ -15,8 +15,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/checked_executor.h"
 #include "kvant/backends/engine.h"
+#include "kvant/backends/executor.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
