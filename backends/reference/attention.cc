@@ -23,26 +23,25 @@ struct Scores {
 
 class Attention {
  public:
-  Attention(const Op& op, Lowering& lowering)
-      : op_(op), lowering_(lowering), plan_(lowering.plan) {}
+  explicit Attention(Lowering& lowering) : lowering_(lowering), plan_(lowering.plan) {}
 
   Array Lower() {
-    const Dims &q = *lowering_.InputTensor(op_, 0).dims, &k = *lowering_.InputTensor(op_, 1).dims;
+    const Dims &q = *lowering_.InputTensor(0).dims, &k = *lowering_.InputTensor(1).dims;
     kv_heads_ = k[1];
     shape_.offsets = Optional("query_offsets");
     shape_.batch = k[0], shape_.heads = q[1], shape_.columns = k[2];
     shape_.rows = shape_.offsets ? q[0] : q[2];
-    shape_.bottom_right = op_.Get<Attr::kMaskAlignment>() == "bottom_right";
+    shape_.bottom_right = lowering_.op().Get<Attr::kMaskAlignment>() == "bottom_right";
     shape_.lengths = Optional("kv_lengths");
     q_ = Queries();
     const SoftMaxResult probs = Probabilities(MaskedScores(ScaledScores()));
-    if (probs.stats) lowering_.SetOutput(op_, 1, PackedRows(1, probs.stats));
-    Array v = lowering_.Input(op_, 2);
+    if (probs.stats) lowering_.SetOutput(1, PackedRows(1, probs.stats));
+    Array v = lowering_.Input(2);
     // A probability of 0 must meet no NaN in memory that holds no data.
     if (shape_.lengths) v = KeepExisting(plan_, v, {shape_.lengths, Optional("kv_first")}, 2, 0);
     Array o = MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false);
     // Of no tokens the product is 0, but the softmax of nothing is NaN.
-    if (shape_.columns == 0 && op_.Get<Attr::kMode>() == "none" && !Optional("sinks")) {
+    if (shape_.columns == 0 && lowering_.op().Get<Attr::kMode>() == "none" && !Optional("sinks")) {
       o = Eltwise(plan_, dnnl::algorithm::eltwise_linear, o,
                   std::numeric_limits<float>::quiet_NaN());
     }
@@ -50,7 +49,7 @@ class Attention {
   }
 
  private:
-  Array Optional(std::string_view name) { return lowering_.FindInput(op_, name); }
+  Array Optional(std::string_view name) { return lowering_.FindInput(name); }
 
   // A mask [.., Sq or 1, ..] over packed rows, over those of each sequence.
   Array OverRows(const Array& mask) {
@@ -63,7 +62,7 @@ class Attention {
 
   // Queries, [T, Hq, D] to [1, Hq, T, D] and then to sequences where they are ragged.
   Array Queries() {
-    const Array q = lowering_.Input(op_, 0);
+    const Array q = lowering_.Input(0);
     if (!shape_.offsets) return q;
     const int64_t tokens = q.dims[0], heads = q.dims[1], size = q.dims[2];
     return Unpack(plan_, Gather(plan_, q, {1, heads, tokens, size}, {0, size, heads * size, 1}),
@@ -74,10 +73,10 @@ class Attention {
   Array PackedRows(int index, const Array& rows) {
     if (!shape_.offsets) return rows;
     const int64_t heads = shape_.heads, tokens = shape_.rows;
-    const int64_t size = lowering_.OutputDims(op_, index)[2];
+    const int64_t size = lowering_.OutputDims(index)[2];
     const Array packed =
         Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), shape_.offsets);
-    lowering_.WriteRowsOf(op_, index, shape_.offsets);
+    lowering_.WriteRowsOf(index, shape_.offsets);
     return Gather(plan_, packed, {tokens, heads, size}, {size, tokens * size, 1});
   }
 
@@ -91,12 +90,12 @@ class Attention {
   }
 
   Array ScaledScores() {
-    Array scores = MatMul(plan_, GroupedByKvHead(q_), Shared(lowering_.Input(op_, 1)), false, true);
+    Array scores = MatMul(plan_, GroupedByKvHead(q_), Shared(lowering_.Input(1)), false, true);
     scores = Reshaped(scores, {shape_.batch, shape_.heads, shape_.rows, shape_.columns});
-    const float* given = op_.Find<Attr::kScale>();
+    const float* given = lowering_.op().Find<Attr::kScale>();
     const double scale = given ? *given : 1 / std::sqrt(static_cast<double>(q_.dims[3]));
     scores = Eltwise(plan_, dnnl::algorithm::eltwise_linear, scores, static_cast<float>(scale));
-    const float cap = op_.Get<Attr::kSoftCap>();
+    const float cap = lowering_.op().Get<Attr::kSoftCap>();
     if (cap == 0) return scores;
     scores = Eltwise(plan_, dnnl::algorithm::eltwise_linear, scores, 1 / cap);
     scores = Eltwise(plan_, dnnl::algorithm::eltwise_tanh, scores);
@@ -140,12 +139,12 @@ class Attention {
       scores = Binary(plan_, dnnl::algorithm::binary_add, scores, OverRows(bias));
     }
     if (const auto select = Optional("select")) {
-      const float* given = op_.Find<Attr::kSelectFill>();
+      const float* given = lowering_.op().Find<Attr::kSelectFill>();
       const Array fill = ConstantArray(plan_, {given ? *given : -kInf}, {1});
       scores = Select(plan_, OverRows(select), scores, fill, scores.dims);
     }
-    const int64_t left = op_.Get<Attr::kLeftWindow>();
-    const int64_t right = op_.Get<Attr::kRightWindow>();
+    const int64_t left = lowering_.op().Get<Attr::kLeftWindow>();
+    const int64_t right = lowering_.op().Get<Attr::kRightWindow>();
     if (left >= 0 || right >= 0) {
       scores = ByPosition(scores, Array(), [=](float score, float, int64_t ahead) {
         const bool hidden = (left >= 0 && ahead < -left) || (right >= 0 && ahead > right);
@@ -158,8 +157,8 @@ class Attention {
 
   // A sink is one more column, whose probability nobody reads.
   SoftMaxResult Probabilities(const Array& scores) {
-    const SoftMaxOptions options{.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero",
-                                 .with_stats = lowering_.HasOutput(op_, 1),
+    const SoftMaxOptions options{.inf_as_zero = lowering_.op().Get<Attr::kMode>() == "inf_as_zero",
+                                 .with_stats = lowering_.HasOutput(1),
                                  .stats_of_empty = -kInf};
     const Array sinks = Optional("sinks");
     if (!sinks) return SoftMax(plan_, scores, options);
@@ -170,7 +169,6 @@ class Attention {
     return result;
   }
 
-  const Op& op_;
   Lowering& lowering_;
   Plan& plan_;
   Array q_;
@@ -180,21 +178,21 @@ class Attention {
 
 }  // namespace
 
-absl::StatusOr<Array> LowerScaledDotProductAttention(const Op& op, Lowering& lowering) {
-  return Attention(op, lowering).Lower();
+absl::StatusOr<Array> LowerScaledDotProductAttention(Lowering& lowering) {
+  return Attention(lowering).Lower();
 }
 
 // To merge is to attend to the parts, whose statistics are the scores and whose outputs are the
 // values.
-absl::StatusOr<Array> LowerMergeAttention(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerMergeAttention(Lowering& lowering) {
   Plan& plan = lowering.plan;
-  const Dims dims = lowering.OutputDims(op, 0);
+  const Dims dims = lowering.OutputDims(0);
   const int64_t channels = dims.back();
   const int64_t rows = ElementsOf(absl::MakeSpan(dims).first(dims.size() - 1));
   std::vector<Array> scores, values;
-  for (int i = 0; i < static_cast<int>(op.inputs.size()); i += 2) {
-    const Array score = Reshaped(lowering.Input(op, i + 1), {rows, 1});
-    const Array value = Reshaped(lowering.Input(op, i), {rows, channels});
+  for (int i = 0; lowering.HasInput(i); i += 2) {
+    const Array score = Reshaped(lowering.Input(i + 1), {rows, 1});
+    const Array value = Reshaped(lowering.Input(i), {rows, channels});
     // A weight of 0 must meet no NaN in what does not count.
     const Array counts = Binary(plan, dnnl::algorithm::binary_ge, score,
                                 ConstantArray(plan, {std::numeric_limits<float>::lowest()}, {}));
@@ -202,13 +200,13 @@ absl::StatusOr<Array> LowerMergeAttention(const Op& op, Lowering& lowering) {
     scores.push_back(score);
     values.push_back(Reshaped(counted, {rows, 1, channels}));
   }
-  const SoftMaxResult weights = SoftMax(
-      plan, Concat(plan, scores, 1),
-      {.inf_as_zero = true, .with_stats = lowering.HasOutput(op, 1), .stats_of_empty = -kInf});
+  const SoftMaxResult weights =
+      SoftMax(plan, Concat(plan, scores, 1),
+              {.inf_as_zero = true, .with_stats = lowering.HasOutput(1), .stats_of_empty = -kInf});
   const auto parts = static_cast<int64_t>(scores.size());
   const Array merged = MatMul(plan, Reshaped(weights.probs, {rows, 1, parts}),
                               Concat(plan, values, 1), false, false);
-  if (weights.stats) lowering.SetOutput(op, 1, weights.stats);
+  if (weights.stats) lowering.SetOutput(1, weights.stats);
   return Reshaped(merged, dims);
 }
 

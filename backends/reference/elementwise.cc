@@ -88,14 +88,14 @@ void SelectRow(const RunContext& context, const Row& row, const Array& result,
 }
 
 // Of a probability that is a constant now, and of one that comes through a port at each execution.
-absl::Status CheckProbability(const Op& op, int index, Lowering& lowering) {
-  const auto check = [op = op.ToString()](double value, std::string_view text) {
+absl::Status CheckProbability(Lowering& lowering, int index) {
+  const auto check = [op = lowering.op().ToString()](double value, std::string_view text) {
     if (value >= 0 && value <= 1) return absl::OkStatus();
     return InvalidArguments(op, ": probability ", text, " is not in [0, 1]");
   };
-  const std::optional<Constant>& constant = lowering.InputTensor(op, index).value;
+  const std::optional<Constant>& constant = lowering.InputTensor(index).value;
   if (constant) return check(constant->value(), constant->ToString());
-  if (const int port = lowering.PortOf(op, index); port != kNoPort) {
+  if (const int port = lowering.PortOf(index); port != kNoPort) {
     lowering.plan.AddCheck([=](absl::Span<const void* const> inputs) {
       const double value = LoadElement(kF32, inputs[port], 0);
       return check(value, absl::StrCat(value, " (element 0)"));
@@ -109,14 +109,13 @@ int64_t ScalarOf(const RunContext& context, const Array& array) {
   return *context.data<int32_t>(array);
 }
 
-Array LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, float alpha = 0,
-                   float beta = 0) {
-  return Eltwise(lowering.plan, kind, lowering.CompactInput(op, 0), alpha, beta);
+Array LowerEltwise(Lowering& lowering, algorithm kind, float alpha = 0, float beta = 0) {
+  return Eltwise(lowering.plan, kind, lowering.CompactInput(0), alpha, beta);
 }
 
-Array LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
-  return Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
-                StorageOf(lowering.OutputTensor(op, 0).type));
+Array LowerBinary(Lowering& lowering, algorithm kind) {
+  return Binary(lowering.plan, kind, lowering.CompactInput(0), lowering.CompactInput(1),
+                StorageOf(lowering.OutputTensor(0).type));
 }
 
 }  // namespace
@@ -169,9 +168,9 @@ Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims) {
   return Gather(plan, x, Dims(dims.begin(), dims.end()), BroadcastStrides(x.dims, dims));
 }
 
-#define KVANT_ELTWISE(kind, ...)                                        \
-  absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering) { \
-    return LowerEltwise(op, lowering, __VA_ARGS__);                     \
+#define KVANT_ELTWISE(kind, ...)                          \
+  absl::StatusOr<Array> Lower##kind(Lowering& lowering) { \
+    return LowerEltwise(lowering, __VA_ARGS__);           \
   }
 KVANT_ELTWISE(Exp, algorithm::eltwise_exp)
 KVANT_ELTWISE(Tanh, algorithm::eltwise_tanh)
@@ -182,13 +181,13 @@ KVANT_ELTWISE(Square, algorithm::eltwise_square)
 KVANT_ELTWISE(Abs, algorithm::eltwise_abs)
 KVANT_ELTWISE(Reciprocal, algorithm::eltwise_pow, 1.f, -1.f)
 KVANT_ELTWISE(Log, algorithm::eltwise_log)
-KVANT_ELTWISE(GELU, op.Get<Attr::kMode>() == "gelu_tanh" ? algorithm::eltwise_gelu_tanh
-                                                         : algorithm::eltwise_gelu_erf)
+KVANT_ELTWISE(GELU, lowering.op().Get<Attr::kMode>() == "gelu_tanh" ? algorithm::eltwise_gelu_tanh
+                                                                    : algorithm::eltwise_gelu_erf)
 #undef KVANT_ELTWISE
 
-#define KVANT_TWO(kind, how)                                            \
-  absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering) { \
-    return LowerBinary(op, lowering, algorithm::binary_##how);          \
+#define KVANT_TWO(kind, how)                               \
+  absl::StatusOr<Array> Lower##kind(Lowering& lowering) {  \
+    return LowerBinary(lowering, algorithm::binary_##how); \
   }
 KVANT_TWO(Add, add)
 KVANT_TWO(Subtract, sub)
@@ -199,15 +198,15 @@ KVANT_TWO(Minimum, min)
 KVANT_TWO(GreaterEqual, ge)
 #undef KVANT_TWO
 
-absl::StatusOr<Array> LowerSelect(const Op& op, Lowering& lowering) {
-  return Select(lowering.plan, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
-                lowering.CompactInput(op, 2), lowering.OutputDims(op, 0));
+absl::StatusOr<Array> LowerSelect(Lowering& lowering) {
+  return Select(lowering.plan, lowering.CompactInput(0), lowering.CompactInput(1),
+                lowering.CompactInput(2), lowering.OutputDims(0));
 }
 
 // 0, 1, ..., of dims that are 1 along the other axes.
-absl::StatusOr<Array> LowerGenIndex(const Op& op, Lowering& lowering) {
-  const Dims& dims = lowering.OutputDims(op, 0);
-  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), dims.size());
+absl::StatusOr<Array> LowerGenIndex(Lowering& lowering) {
+  const Dims& dims = lowering.OutputDims(0);
+  const int64_t axis = FromFront(lowering.op().Get<Attr::kAxis>(), dims.size());
   Dims compact(dims.size(), 1);
   compact[axis] = dims[axis];
   const Array result = lowering.plan.NewArray(compact, Storage::kS32);
@@ -217,14 +216,14 @@ absl::StatusOr<Array> LowerGenIndex(const Op& op, Lowering& lowering) {
   return result;
 }
 
-absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
-  const Array x = lowering.Input(op, 0);
-  const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
-  const Array probability = lowering.Input(op, 3);
-  KVANT_RETURN_IF_ERROR(CheckProbability(op, 3, lowering));
+absl::StatusOr<Array> LowerDropout(Lowering& lowering) {
+  const Array x = lowering.Input(0);
+  const Array seed = lowering.Input(1), offset = lowering.Input(2);
+  const Array probability = lowering.Input(3);
+  KVANT_RETURN_IF_ERROR(CheckProbability(lowering, 3));
   const Array y = lowering.plan.NewArray(x.dims);
   Array mask;
-  if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
+  if (lowering.HasOutput(1)) mask = lowering.plan.NewArray(x.dims);
   lowering.plan.AddStep(
       {x, seed, offset, probability}, {y, mask},
       [=](const RunContext& context) {
@@ -239,7 +238,7 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
         });
       },
       /*overwrites=*/0);
-  if (mask) lowering.SetOutput(op, 1, mask);
+  if (mask) lowering.SetOutput(1, mask);
   return y;
 }
 

@@ -8,7 +8,7 @@
 namespace kvant::reference {
 namespace {
 
-using LowerFn = absl::StatusOr<Array> (*)(const Op&, Lowering&);
+using LowerFn = absl::StatusOr<Array> (*)(Lowering&);
 
 constexpr LowerFn kLower[] = {
 #define KVANT_OP(kind, ...) Lower##kind,
@@ -20,9 +20,10 @@ constexpr LowerFn kLower[] = {
 absl::Status Lowering::LowerPartition() {
   for (const Op& op : graph().ops()) {
     KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph(), op));
-    KVANT_ASSIGN_OR_RETURN(Array first, kLower[static_cast<size_t>(op.kind)](op, *this));
+    op_ = &op;
+    KVANT_ASSIGN_OR_RETURN(Array first, kLower[static_cast<size_t>(op.kind)](*this));
     if (!plan.declined().empty()) return OpError(ErrorKind::kUnimplemented, op, plan.declined());
-    if (HasOutput(op, 0)) SetOutput(op, 0, std::move(first));
+    if (HasOutput(0)) SetOutput(0, std::move(first));
   }
   // Last, so that an execution that fails has written nothing, and inputs may share the memory of
   // outputs.
@@ -45,29 +46,25 @@ Array Lowering::Value(TensorId id) {
   return array;
 }
 
-Array Lowering::Input(const Op& op, int index) {
-  return Expanded(plan, Value(op.inputs[index]), *InputTensor(op, index).dims);
+Array Lowering::Input(int index) {
+  return Expanded(plan, Value(op_->inputs[index]), *InputTensor(index).dims);
 }
 
-Array Lowering::FindInput(const Op& op, std::string_view name) {
-  const std::optional<size_t> input = kvant::FindInput(op, name);
-  return input ? Input(op, static_cast<int>(*input)) : Array();
+Array Lowering::FindInput(std::string_view name) {
+  const std::optional<size_t> input = kvant::FindInput(*op_, name);
+  return input ? Input(static_cast<int>(*input)) : Array();
 }
 
-void Lowering::SetOutput(const Op& op, int index, Array array) {
-  const Dims& dims = OutputDims(op, index);
+void Lowering::SetOutput(int index, Array array) {
+  const Dims& dims = OutputDims(index);
   if (array.elements() == ElementsOf(dims)) array.dims = dims;
-  values_[op.outputs[index]] = std::move(array);
+  values_[op_->outputs[index]] = std::move(array);
 }
 
-void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
-  written_rows_[op.outputs[index]] = offsets;
-}
+absl::StatusOr<Array> LowerEnd(Lowering&) { return Array(); }
 
-absl::StatusOr<Array> LowerEnd(const Op&, Lowering&) { return Array(); }
-
-absl::StatusOr<Array> LowerWildcard(const Op& op, Lowering&) {
-  return OpError(ErrorKind::kUnimplemented, op, "a wildcard has no meaning to run");
+absl::StatusOr<Array> LowerWildcard(Lowering& lowering) {
+  return OpError(ErrorKind::kUnimplemented, lowering.op(), "a wildcard has no meaning to run");
 }
 
 }  // namespace kvant::reference

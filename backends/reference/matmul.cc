@@ -83,24 +83,24 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
   return result;
 }
 
-absl::StatusOr<Array> LowerMatMul(const Op& op, Lowering& lowering) {
-  const bool transpose_a = op.Get<Attr::kTransposeA>();
-  const bool transpose_b = op.Get<Attr::kTransposeB>();
+absl::StatusOr<Array> LowerMatMul(Lowering& lowering) {
+  const bool transpose_a = lowering.op().Get<Attr::kTransposeA>();
+  const bool transpose_b = lowering.op().Get<Attr::kTransposeB>();
   Array result =
-      MatMul(lowering.plan, lowering.Input(op, 0), lowering.Input(op, 1), transpose_a, transpose_b);
-  if (lowering.HasInput(op, 2)) {
+      MatMul(lowering.plan, lowering.Input(0), lowering.Input(1), transpose_a, transpose_b);
+  if (lowering.HasInput(2)) {
     // A step of its own: the bias broadcasts to dims that the product above has merged.
-    result = Reshaped(result, lowering.OutputDims(op, 0));
-    result = Binary(lowering.plan, dnnl::algorithm::binary_add, result, lowering.Input(op, 2));
+    result = Reshaped(result, lowering.OutputDims(0));
+    result = Binary(lowering.plan, dnnl::algorithm::binary_add, result, lowering.Input(2));
   }
   return result;
 }
 
 // Sylvester's matrix / sqrt(block), which is a product of sums and differences.
-absl::StatusOr<Array> LowerHadamard(const Op& op, Lowering& lowering) {
-  const Array x = lowering.Input(op, 0);
+absl::StatusOr<Array> LowerHadamard(Lowering& lowering) {
+  const Array x = lowering.Input(0);
   const Array result = lowering.plan.NewArray(x.dims);
-  const int64_t block = op.Get<Attr::kBlock>();
+  const int64_t block = lowering.op().Get<Attr::kBlock>();
   const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(block)));
   lowering.plan.AddStep({x}, {result}, [=](const RunContext& context) {
     context.executor.ParallelFor(x.elements() / block, [&](int64_t i, int) {

@@ -67,19 +67,20 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
 }
 
 // One value, one per element of the attribute axis, or one per group, as an array of x's rank.
-Array OfRank(size_t rank, const Op& op, const Array& values) {
+Array OfRank(const Lowering& lowering, const Array& values) {
+  const size_t rank = lowering.InputTensor(0).dims->size();
   if (values.dims.size() == rank) return values;
   Dims dims(rank, 1);
-  if (values.elements() != 1) dims[FromFront(op.Get<Attr::kAxis>(), rank)] = values.elements();
+  const int64_t axis = FromFront(lowering.op().Get<Attr::kAxis>(), rank);
+  if (values.elements() != 1) dims[axis] = values.elements();
   return Reshaped(values, dims);
 }
 
-QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
-  const size_t rank = lowering.InputTensor(op, 0).dims->size();
-  QuantizationArrays result{.scales = OfRank(rank, op, lowering.Input(op, 1))};
-  if (lowering.HasInput(op, 2)) {
-    result.zero_points = OfRank(rank, op, lowering.Input(op, 2));
-    result.real_units = IsFloat(lowering.InputTensor(op, 2).type);
+QuantizationArrays DynamicParameters(Lowering& lowering) {
+  QuantizationArrays result{.scales = OfRank(lowering, lowering.Input(1))};
+  if (lowering.HasInput(2)) {
+    result.zero_points = OfRank(lowering, lowering.Input(2));
+    result.real_units = IsFloat(lowering.InputTensor(2).type);
   }
   return result;
 }
@@ -107,29 +108,29 @@ std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims
 }
 
 // Null without a codebook.
-std::shared_ptr<const cpu::Codebook> CodebookOf(const Op& op, const Lowering& lowering) {
-  const auto* values = op.Find<Attr::kCodebook>();
+std::shared_ptr<const cpu::Codebook> CodebookOf(const Lowering& lowering) {
+  const auto* values = lowering.op().Find<Attr::kCodebook>();
   if (values == nullptr) return nullptr;
-  return std::make_shared<cpu::Codebook>(values->data(), BitsOf(lowering.OutputTensor(op, 0).type),
+  return std::make_shared<cpu::Codebook>(values->data(), BitsOf(lowering.OutputTensor(0).type),
                                          cpu::CodebookTies::kLowerCode);
 }
 
 // Scales and zero points that the op computes from x, with x's rank.
-QuantizationArrays ComputedParameters(const Op& op, Lowering& lowering) {
-  const Array x = lowering.Input(op, 0);
-  const Dims group = QuantizationGroup(op, x.dims), strides = DenseStrides(x.dims);
+QuantizationArrays ComputedParameters(Lowering& lowering) {
+  const Array x = lowering.Input(0);
+  const Dims group = QuantizationGroup(lowering.op(), x.dims), strides = DenseStrides(x.dims);
   Dims groups = x.dims, steps = strides;
   for (size_t d = 0; d < groups.size(); ++d) {
     groups[d] = group[d] == 0 ? 1 : groups[d] / group[d];
     steps[d] *= group[d];
   }
-  const bool has_zero_points = lowering.HasOutput(op, 2);
-  const DataType zero_point_type = has_zero_points ? lowering.OutputTensor(op, 2).type : kUndef;
-  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(op, lowering);
+  const bool has_zero_points = lowering.HasOutput(2);
+  const DataType zero_point_type = has_zero_points ? lowering.OutputTensor(2).type : kUndef;
+  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(lowering);
   const cpu::ParameterRule rule = cpu::MakeParameterRule(
-      lowering.OutputTensor(op, 0).type, lowering.OutputTensor(op, 1).type, zero_point_type,
-      {.power_of_two = op.Get<Attr::kPowerOfTwoScales>(),
-       .floor = op.Get<Attr::kScaleFloor>(),
+      lowering.OutputTensor(0).type, lowering.OutputTensor(1).type, zero_point_type,
+      {.power_of_two = lowering.op().Get<Attr::kPowerOfTwoScales>(),
+       .floor = lowering.op().Get<Attr::kScaleFloor>(),
        .codebook = codebook.get()});
   QuantizationArrays result;
   result.scales = lowering.plan.NewArray(groups);
@@ -154,24 +155,23 @@ QuantizationArrays ComputedParameters(const Op& op, Lowering& lowering) {
   return result;
 }
 
-QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
+QuantizationArrays StaticParameters(Lowering& lowering) {
   const auto constant = [&](std::vector<float> values) {
     const auto count = static_cast<int64_t>(values.size());
-    return OfRank(lowering.InputTensor(op, 0).dims->size(), op,
-                  ConstantArray(lowering.plan, std::move(values), {count}));
+    return OfRank(lowering, ConstantArray(lowering.plan, std::move(values), {count}));
   };
-  QuantizationArrays result{.scales = constant(op.Get<Attr::kScales>())};
-  const auto& zps = op.Get<Attr::kZps>();
+  QuantizationArrays result{.scales = constant(lowering.op().Get<Attr::kScales>())};
+  const auto& zps = lowering.op().Get<Attr::kZps>();
   if (!zps.empty()) result.zero_points = constant(std::vector<float>(zps.begin(), zps.end()));
   return result;
 }
 
 // (x - zp) * scale, or x * scale - zp in real units, x being what the codebook has for the code if
 // there is one.
-Array Dequantize(const Op& op, Lowering& lowering, const QuantizationArrays& quantization) {
-  return ForEachCode(lowering.plan, lowering.Input(op, 0), quantization,
-                     [codebook = op.Get<Attr::kCodebook>(), real_units = quantization.real_units](
-                         double x, double scale, double zp) {
+Array Dequantize(Lowering& lowering, const QuantizationArrays& quantization) {
+  return ForEachCode(lowering.plan, lowering.Input(0), quantization,
+                     [codebook = lowering.op().Get<Attr::kCodebook>(),
+                      real_units = quantization.real_units](double x, double scale, double zp) {
                        if (!codebook.empty()) x = codebook[static_cast<size_t>(x)];
                        return real_units ? x * scale - zp : (x - zp) * scale;
                      });
@@ -179,14 +179,14 @@ Array Dequantize(const Op& op, Lowering& lowering, const QuantizationArrays& qua
 
 // round(x / scale) + zp, or round((x + zp) / scale) in real units; ties to even, saturated. With a
 // codebook, positions in it.
-Array Quantize(const Op& op, Lowering& lowering, const QuantizationArrays& quantization) {
-  const DataType type = lowering.OutputTensor(op, 0).type;
-  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(op, lowering);
+Array Quantize(Lowering& lowering, const QuantizationArrays& quantization) {
+  const DataType type = lowering.OutputTensor(0).type;
+  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(lowering);
   cpu::ParameterRule rule;
   rule.codes = type;
   rule.zero_points = quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
   rule.codebook = codebook.get();
-  return ForEachCode(lowering.plan, lowering.Input(op, 0), quantization,
+  return ForEachCode(lowering.plan, lowering.Input(0), quantization,
                      [type, rule, codebook](double value, double scale, double zp) {
                        return RoundTo(type, cpu::CodeOf(rule, value, scale, zp));
                      });
@@ -202,37 +202,36 @@ Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
   return result;
 }
 
-absl::StatusOr<Array> LowerQuantize(const Op& op, Lowering& lowering) {
-  return Quantize(op, lowering, StaticParameters(op, lowering));
+absl::StatusOr<Array> LowerQuantize(Lowering& lowering) {
+  return Quantize(lowering, StaticParameters(lowering));
 }
 
-absl::StatusOr<Array> LowerDequantize(const Op& op, Lowering& lowering) {
-  return Dequantize(op, lowering, StaticParameters(op, lowering));
+absl::StatusOr<Array> LowerDequantize(Lowering& lowering) {
+  return Dequantize(lowering, StaticParameters(lowering));
 }
 
-absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
-  if (op.attrs.Find(Attr::kFormula) != nullptr) {
-    return OpError(ErrorKind::kUnimplemented, op, "formula ggml, which op by op execution has not");
+absl::StatusOr<Array> LowerDynamicQuantize(Lowering& lowering) {
+  if (lowering.op().attrs.Find(Attr::kFormula) != nullptr) {
+    return OpError(ErrorKind::kUnimplemented, lowering.op(),
+                   "formula ggml, which op by op execution has not");
   }
-  if (lowering.HasInput(op, 1)) return Quantize(op, lowering, DynamicParameters(op, lowering));
-  const QuantizationArrays parameters = ComputedParameters(op, lowering);
-  lowering.SetOutput(op, 1, parameters.scales);
-  if (parameters.zero_points) lowering.SetOutput(op, 2, parameters.zero_points);
-  return Quantize(op, lowering, parameters);
+  if (lowering.HasInput(1)) return Quantize(lowering, DynamicParameters(lowering));
+  const QuantizationArrays parameters = ComputedParameters(lowering);
+  lowering.SetOutput(1, parameters.scales);
+  if (parameters.zero_points) lowering.SetOutput(2, parameters.zero_points);
+  return Quantize(lowering, parameters);
 }
 
-absl::StatusOr<Array> LowerAppend(const Op& op, Lowering&) {
-  return OpError(ErrorKind::kUnimplemented, op,
+absl::StatusOr<Array> LowerAppend(Lowering& lowering) {
+  return OpError(ErrorKind::kUnimplemented, lowering.op(),
                  "writes into a part of its outputs, which op by op "
                  "execution does not");
 }
 
-absl::StatusOr<Array> LowerAppendPages(const Op& op, Lowering& lowering) {
-  return LowerAppend(op, lowering);
-}
+absl::StatusOr<Array> LowerAppendPages(Lowering& lowering) { return LowerAppend(lowering); }
 
-absl::StatusOr<Array> LowerDynamicDequantize(const Op& op, Lowering& lowering) {
-  return Dequantize(op, lowering, DynamicParameters(op, lowering));
+absl::StatusOr<Array> LowerDynamicDequantize(Lowering& lowering) {
+  return Dequantize(lowering, DynamicParameters(lowering));
 }
 
 }  // namespace kvant::reference

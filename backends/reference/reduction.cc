@@ -57,9 +57,9 @@ Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
   return result;
 }
 
-Array LowerReduce(const Op& op, Lowering& lowering, algorithm kind) {
-  const Array x = lowering.Input(op, 0);
-  std::vector<int64_t> axes = op.Get<Attr::kAxes>();
+Array LowerReduce(Lowering& lowering, algorithm kind) {
+  const Array x = lowering.Input(0);
+  std::vector<int64_t> axes = lowering.op().Get<Attr::kAxes>();
   for (int64_t& axis : axes) axis = FromFront(axis, x.dims.size());
   return Reduce(lowering.plan, kind, x, axes);
 }
@@ -81,14 +81,14 @@ Array Reduce(Plan& plan, algorithm kind, const Array& x, absl::Span<const int64_
   return result;
 }
 
-absl::StatusOr<Array> LowerReduceSum(const Op& op, Lowering& lowering) {
-  return LowerReduce(op, lowering, algorithm::reduction_sum);
+absl::StatusOr<Array> LowerReduceSum(Lowering& lowering) {
+  return LowerReduce(lowering, algorithm::reduction_sum);
 }
-absl::StatusOr<Array> LowerReduceMax(const Op& op, Lowering& lowering) {
-  return LowerReduce(op, lowering, algorithm::reduction_max);
+absl::StatusOr<Array> LowerReduceMax(Lowering& lowering) {
+  return LowerReduce(lowering, algorithm::reduction_max);
 }
-absl::StatusOr<Array> LowerReduceMean(const Op& op, Lowering& lowering) {
-  return LowerReduce(op, lowering, algorithm::reduction_mean);
+absl::StatusOr<Array> LowerReduceMean(Lowering& lowering) {
+  return LowerReduce(lowering, algorithm::reduction_mean);
 }
 
 }  // namespace kvant::reference

@@ -98,25 +98,25 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
   return result;
 }
 
-absl::StatusOr<Array> LowerSoftMax(const Op& op, Lowering& lowering) {
-  const SoftMaxOptions options{.axis = op.Get<Attr::kAxis>(),
-                               .inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero",
-                               .with_stats = lowering.HasOutput(op, 1)};
-  Array scores = lowering.Input(op, 0);
-  if (const auto lengths = lowering.FindInput(op, "lengths")) {
-    scores = KeepExisting(lowering.plan, scores, {lengths, lowering.FindInput(op, "first")},
+absl::StatusOr<Array> LowerSoftMax(Lowering& lowering) {
+  const SoftMaxOptions options{.axis = lowering.op().Get<Attr::kAxis>(),
+                               .inf_as_zero = lowering.op().Get<Attr::kMode>() == "inf_as_zero",
+                               .with_stats = lowering.HasOutput(1)};
+  Array scores = lowering.Input(0);
+  if (const auto lengths = lowering.FindInput("lengths")) {
+    scores = KeepExisting(lowering.plan, scores, {lengths, lowering.FindInput("first")},
                           options.axis, -kInf);
   }
   const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
-  if (result.stats) lowering.SetOutput(op, 1, result.stats);
+  if (result.stats) lowering.SetOutput(1, result.stats);
   return result.probs;
 }
 
-absl::StatusOr<Array> LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
-  const Array diff = lowering.Input(op, 0);
-  const Array probs = lowering.Input(op, 1);
+absl::StatusOr<Array> LowerSoftMaxBackward(Lowering& lowering) {
+  const Array diff = lowering.Input(0);
+  const Array probs = lowering.Input(1);
   const size_t rank = diff.dims.size();
-  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), rank);
+  const int64_t axis = FromFront(lowering.op().Get<Attr::kAxis>(), rank);
   Plan& plan = lowering.plan;
   // dst * (diff_dst - sum(dst * diff_dst)): the primitive of oneDNN has no scratch of the caller's
   // and no types beyond these pieces.
