@@ -61,16 +61,10 @@ std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating
   std::vector<OpSchema::Port> ports;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
     OpSchema::Port port;
-    if (absl::ConsumeSuffix(&word, "**")) {
-      port.optional = true;
-      ++*repeating;
-    } else if (absl::ConsumeSuffix(&word, "*")) {
-      ++*repeating;
-    } else if (absl::ConsumeSuffix(&word, "?")) {
-      port.optional = true;
-    } else if (absl::ConsumeSuffix(&word, "@")) {
-      port.optional = port.named = true;
-    }
+    const bool any_number = absl::ConsumeSuffix(&word, "**");
+    if (any_number || absl::ConsumeSuffix(&word, "*")) ++*repeating;
+    port.named = absl::ConsumeSuffix(&word, "@");
+    port.optional = any_number || port.named || absl::ConsumeSuffix(&word, "?");
     const std::pair<absl::string_view, absl::string_view> name_and_types =
         absl::StrSplit(word, absl::MaxSplits(':', 1));
     port.name = std::string(name_and_types.first);

@@ -66,25 +66,6 @@ absl::Status PortTypes(const OpPorts& ports) {
   return absl::OkStatus();
 }
 
-// That dst is `type`, which is that of `what`.
-absl::Status ResultIs(const OpPorts& ports, DataType type, const char* what) {
-  const PortView dst = Output(ports, 0);
-  if (dst.type() == type) return absl::OkStatus();
-  return TypeError(ports, dst, " but ", what, " is ", DataTypeName(type));
-}
-
-absl::Status GenIndexTypes(const OpPorts& ports) { return ResultIs(ports, kS32, "an index"); }
-
-// PortTypes of an op whose last two inputs are alike: where they differ, the first is named first.
-absl::Status OperandTypes(const OpPorts& ports) {
-  const size_t last = ports.inputs.size() - 1;
-  for (size_t i = 0; i < last; ++i) {
-    KVANT_RETURN_IF_ERROR(Require(ports, Input(ports, i), InputPort(ports.op, i)));
-  }
-  const PortView a = Input(ports, last - 1), b = Input(ports, last);
-  return a.type() == b.type() ? PortTypes(ports) : Differ(ports, a, b);
-}
-
 // PortTypes, and bf16 and f16 do not convert into each other within an op.
 absl::Status HalvesApart(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(PortTypes(ports));
@@ -105,11 +86,13 @@ absl::Status HalvesApart(const OpPorts& ports) {
 // the scores in f32.
 absl::Status MatMulTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(HalvesApart(ports));
-  if (ports.outputs[0]->type == kF32) return absl::OkStatus();
+  const PortView dst = Output(ports, 0);
   const DataType type = ports.inputs[0]->type;
   const bool alike = std::ranges::all_of(
       ports.inputs, [type](const LogicalTensor* in) { return in->type == type; });
-  return ResultIs(ports, alike ? type : kF32, "the result of its inputs");
+  if (dst.type() == kF32 || (alike && dst.type() == type)) return absl::OkStatus();
+  return TypeError(ports, dst, " but the result of its inputs is ",
+                   DataTypeName(alike ? type : kF32));
 }
 
 // Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
