@@ -181,8 +181,4 @@ absl::Status CompiledGraph::RunStep(size_t step, const Stream& stream,
   return compiled.Run(stream, in, absl::MakeSpan(out), scratch + ports.scratch_at);
 }
 
-std::ostream& operator<<(std::ostream& out, const CompiledGraph& compiled) {
-  return out << compiled.ToString();
-}
-
 }  // namespace kvant

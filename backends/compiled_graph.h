@@ -68,7 +68,9 @@ class CompiledGraph {
   std::shared_ptr<const State> state_;
 };
 
-std::ostream& operator<<(std::ostream& out, const CompiledGraph& compiled);
+inline std::ostream& operator<<(std::ostream& out, const CompiledGraph& compiled) {
+  return out << compiled.ToString();
+}
 
 }  // namespace kvant
 

@@ -80,8 +80,4 @@ std::string CompiledPartition::ToString() const {
   return text;
 }
 
-std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled) {
-  return out << compiled.ToString();
-}
-
 }  // namespace kvant

@@ -92,7 +92,9 @@ class CompiledPartition {
   std::vector<std::string> passed_over_;
 };
 
-std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled);
+inline std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled) {
+  return out << compiled.ToString();
+}
 
 }  // namespace kvant
 

@@ -103,30 +103,23 @@ bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
   const auto fail = [&](const std::string& what) {
     return FailIfNear(absl::StrCat(probs_op.ToString(), what), index);
   };
-  switch (probs_op.kind) {
-    case OpKind::kDropout:
-      if (dropped) return fail(" is a second dropout");
-      return !quantized || fail(" follows a Quantize");
-    case OpKind::kDequantize:
-      return fail(" has no Quantize before it");
-    case OpKind::kQuantize: {
-      if (quantized) return fail(" is a second quantization");
-      const OpIndex next = OnlyUse(*tensor).op;
-      if (KindOf(next) != OpKind::kDequantize) {
-        return fail(" is not consumed by a Dequantize alone");
-      }
-      const Op& dequantize = op(next);
-      if (!SameQuantization(probs_op, dequantize)) {
-        return fail(absl::StrCat(" and ", dequantize.ToString(),
-                                 " do not have the same scale and zero point per tensor"));
-      }
-      match_->probs_ops.push_back(next);
-      *tensor = dequantize.outputs[0];
-      return true;
-    }
-    default:
-      return true;
+  if (probs_op.kind == OpKind::kDequantize) return fail(" has no Quantize before it");
+  if (probs_op.kind == OpKind::kDropout) {
+    if (dropped) return fail(" is a second dropout");
+    return !quantized || fail(" follows a Quantize");
   }
+  if (probs_op.kind != OpKind::kQuantize) return true;
+  if (quantized) return fail(" is a second quantization");
+  const OpIndex next = OnlyUse(*tensor).op;
+  if (KindOf(next) != OpKind::kDequantize) return fail(" is not consumed by a Dequantize alone");
+  const Op& dequantize = op(next);
+  if (!SameQuantization(probs_op, dequantize)) {
+    return fail(absl::StrCat(" and ", dequantize.ToString(),
+                             " do not have the same scale and zero point per tensor"));
+  }
+  match_->probs_ops.push_back(next);
+  *tensor = dequantize.outputs[0];
+  return true;
 }
 
 // The MatMul with V has to sum over the columns. Only transposes are followed;

@@ -21,10 +21,7 @@ namespace kvant {
 using OpIndex = Graph::OpIndex;
 
 // An op that a value passes through, and by which input it enters.
-struct ChainOp {
-  OpIndex op = Graph::kNoOp;
-  int32_t port = 0;
-};
+using ChainOp = Graph::Use;
 
 // How a value gets from a port to where it is used: ops in that order, each of
 // which only moves, converts, dequantizes, rotates or concatenates.
