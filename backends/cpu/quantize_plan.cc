@@ -184,33 +184,25 @@ bool QuantizePlan::WholeBytes(int bits, int64_t QuantizeStrides::*array) const {
 
 void QuantizePlan::ChooseUnits() {
   const int64_t outer = std::max<int64_t>(1, p_.outer_count);
-  switch (p_.layout) {
-    case QuantizeLayout::kRows: {
-      // ggml's formulas look at the elements of a group again.
-      const bool few = outer * p_.groups < kEnoughUnits && p_.rule.ggml == GgmlFormat::kNone;
-      if (few && p_.group > kUnitElements) {
-        Split(p_.group, kUnitElements);
-        p_.chunk = 1;
-        return;
-      }
-      const int64_t run = p_.group * p_.groups;
-      p_.chunk = p_.runs.extent > 1 ? std::max<int64_t>(1, kUnitElements / run) * p_.groups
-                                    : std::max<int64_t>(4, kUnitElements / p_.group / 4 * 4);
-      p_.outer_run = std::max<int64_t>(1, kUnitElements / (run * p_.runs.extent));
-      return;
-    }
-    case QuantizeLayout::kColumns: {
-      const int64_t lines = p_.lines.extent;
-      p_.chunk = lines * kMaxQuantizeChunk <= kUnitElements ? kMaxQuantizeChunk : kNarrowChunk;
-      const int64_t width = std::min(p_.chunk, p_.groups);
-      // Lines with given parameters do not depend on each other.
-      if (!p_.computes && lines * width > kUnitElements) Split(lines, kUnitElements / width);
-      p_.outer_run = std::max<int64_t>(1, kUnitElements / (width * lines));
-      return;
-    }
-    case QuantizeLayout::kElements:
-      p_.outer_run = std::max<int64_t>(1, outer / kEnoughUnits);
-      return;
+  if (p_.layout == QuantizeLayout::kElements) {
+    p_.outer_run = std::max<int64_t>(1, outer / kEnoughUnits);
+  } else if (p_.layout == QuantizeLayout::kColumns) {
+    const int64_t lines = p_.lines.extent;
+    p_.chunk = lines * kMaxQuantizeChunk <= kUnitElements ? kMaxQuantizeChunk : kNarrowChunk;
+    const int64_t width = std::min(p_.chunk, p_.groups);
+    // Lines with given parameters do not depend on each other.
+    if (!p_.computes && lines * width > kUnitElements) Split(lines, kUnitElements / width);
+    p_.outer_run = std::max<int64_t>(1, kUnitElements / (width * lines));
+  } else if (outer * p_.groups < kEnoughUnits && p_.group > kUnitElements &&
+             p_.rule.ggml == GgmlFormat::kNone) {
+    // But for ggml's formulas, which look at the elements of a group again.
+    Split(p_.group, kUnitElements);
+    p_.chunk = 1;
+  } else {
+    const int64_t run = p_.group * p_.groups;
+    p_.chunk = p_.runs.extent > 1 ? std::max<int64_t>(1, kUnitElements / run) * p_.groups
+                                  : std::max<int64_t>(4, kUnitElements / p_.group / 4 * 4);
+    p_.outer_run = std::max<int64_t>(1, kUnitElements / (run * p_.runs.extent));
   }
 }
 

@@ -41,11 +41,7 @@ void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes
 }
 
 void Plan::Finish() {
-  ShareMemory();
-  PlaceArrays();
-}
-
-void Plan::ShareMemory() {
+  // What nobody reads any more gives its memory to the result that overwrites it.
   for (int step = 0; step < static_cast<int>(steps_.size()); ++step) {
     const int from = steps_[step].overwrites;
     if (from < 0) continue;
@@ -58,10 +54,7 @@ void Plan::ShareMemory() {
     const int place = arrays_[to].place = arrays_[from].place;
     arrays_[place].last = std::max(arrays_[place].last, arrays_[to].last);
   }
-}
-
-// First fit in order of birth, among the arrays alive at the same time.
-void Plan::PlaceArrays() {
+  // First fit in order of birth, among the arrays alive at the same time.
   std::vector<int> order;
   for (int id = 0; id < static_cast<int>(arrays_.size()); ++id) {
     if (arrays_[id].port < 0 && arrays_[id].place == id && arrays_[id].first >= 0) {

@@ -113,9 +113,6 @@ class Plan {
     int overwrites = -1, result = -1;  // ids of arrays
   };
 
-  void ShareMemory();
-  void PlaceArrays();
-
   std::vector<ArrayInfo> arrays_;
   std::vector<StepInfo> steps_;
   std::string declined_;
