@@ -166,8 +166,8 @@ void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
 
 // Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite, also
 // as sums over codes before these are multiplied by what queries were divided by, and off by no
-// more than `allowed`, although such sums, up to twice as large, are rounded to f32 before what
-// zero points add up to is subtracted, if there are any.
+// more than `allowed`, root mean square, although such sums, up to twice as large, are rounded to
+// f32 before what zero points add up to is subtracted, if there are any.
 inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach,
                                float allowed) {
   const float of_ones = std::sqrt(static_cast<float>(channels)) * reach, most = of_ones * largest;

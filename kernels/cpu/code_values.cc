@@ -10,8 +10,9 @@ namespace kvant::cpu {
 namespace {
 
 // A tile whose largest scale is below this, but not 0, is dequantized: weights have scales by token
-// in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of f32; so
-// does a probability times a scale, where codes stand for floats, however large these are.
+// in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of f32.
+// Where codes stand for floats, however large these are, a probability times a scale does, and the
+// smallest scale counts.
 constexpr float kLeastScale = 1e-20f;
 // The same of scales by channel outside of these, whose squares are summed.
 constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
@@ -19,6 +20,18 @@ constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
 int64_t FloatGroups(const Segment& segment) {
   return segment.codes.floats ? segment.codes.groups : 0;
+}
+
+// Whether any of the scales, [groups][kTokenTile], is below kLeastScale, but not 0.
+bool AnyTiny(const float* scales, int64_t groups, int64_t tokens) {
+  bool any = false;
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float scale = std::fabs(scales[g * kTokenTile + t]);
+      any |= (scale < kLeastScale) & (scale != 0.f);
+    }
+  }
+  return any;
 }
 
 }  // namespace
@@ -59,7 +72,10 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
                         &parameters)) {
       return false;
     }
-    if (parameters.most_scale > 0.f && parameters.most_scale < kLeastScale) return false;
+    if (segment.dequantization.scales.present() &&
+        AnyTiny(parameters.scales, segment.codes.groups, part.tokens)) {
+      return false;
+    }
     MultiplyFloats(call, parameters.scales, shrink, out);
     return true;
   }

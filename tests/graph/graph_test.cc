@@ -133,6 +133,13 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
               ErrorKind::kInvalidDataType, "b (tensor 5) is s64, not one of f32, bf16, f16, s32");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "t"), {i}, {out}), ErrorKind::kInvalidDataType,
               "src (tensor 3) is s32, not one of f32, bf16, f16");
+  ExpectError(
+      graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g", {{Attr::kAxis, int64_t{0}}}), {f}, {out}),
+      ErrorKind::kInvalidDataType, "dst (tensor 9) is f32, not s32");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kGreaterEqual, "g"), {i, f}, {T(9, kBoolean, {4})}),
+              ErrorKind::kInvalidDataType, "b (tensor 1) is f32 but a (tensor 3) is s32");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kSelect, "s"), {T(5, kBoolean, {4}), f, h}, {out}),
+              ErrorKind::kInvalidDataType, "y (tensor 2) is f16 but x (tensor 1) is f32");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g"), {f}, {T(9, kS32, {4})}),
               ErrorKind::kInvalidGraphOp, "attribute 'axis' is required");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x", {{Attr::kAxis, int64_t{1}}}), {f}, {out}),

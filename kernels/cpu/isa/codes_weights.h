@@ -35,9 +35,11 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   constexpr int kVectors = kColumns / S::kWidth;
   constexpr int kBatch = S::kWidth / kRows;
   constexpr float kTop = S::kMost;
-  // Of what is smaller the reciprocal would overflow. It is lost, all of it, and the scale says so,
-  // as what is lost may count beside other groups; and the largest that is smaller.
-  constexpr float kTiny = 0x1p-109f, kLess = 0x1.fffffep-110f;
+  // Of what is smaller the reciprocal would overflow; and the largest that is smaller. It is lost,
+  // all of it, which may count beside other groups, and the scale says so: as a step of which
+  // kTokenTile independent errors, each of 1 / sqrt(6), are what all of these weights may sum to.
+  constexpr float kTiny = 0x1p-109f, kLess = 0x1.fffffep-110f, kLostSteps = 28;
+  static_assert(kLostSteps * kLostSteps >= 6 * kTokenTile);
   F p[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVectors; ++i) p[r][i] = S::Load(probs + r * kTokenTile + i * S::kWidth);
@@ -65,7 +67,7 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
     }
     const F most = ReduceEach<S, true>(lanes, used);
     const F lost = S::ZeroBelow(S::Set1(kLess), most, most);
-    const F scale_of_each = S::Add(S::Mul(most, S::Set1(1.f / kTop)), lost);
+    const F scale_of_each = S::Fma(lost, S::Set1(kLostSteps), S::Mul(most, S::Set1(1.f / kTop)));
     most_of_all = S::Max(most_of_all, scale_of_each);
     S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
     for (int64_t g = 0; g < n; ++g) {

@@ -23,8 +23,9 @@ inline int StreamBits(const TokenRows& rows, int most) {
   constexpr int64_t kOfStream = 2 * 4096;
   if (most == 0 || rows.tokens != kTokenTile) return 0;
   if (rows.next_stride != rows.row_bytes || rows.row_bytes % kLineBytes != 0) return 0;
-  const uint8_t* const last = rows.next[0] + (kTokenTile - kPageUnit) * rows.row_bytes;
-  if (rows.next[kTileBlocks - 1] != last) return 0;
+  for (int64_t i = 1; i < kTileBlocks; ++i) {
+    if (rows.next[i] != rows.next[0] + i * kPageUnit * rows.row_bytes) return 0;
+  }
   while (most > 0 && kTokenTile * rows.row_bytes < kOfStream << most) --most;
   return most;
 }

@@ -160,10 +160,13 @@ ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
 
 // Groups of V of which the weights of all tokens that count are just below what has a reciprocal in
 // f32, beside others where they are above.
-void TinyGroups(Case& c, double score) {
+void TinyGroups(Case& c, double score, double ratio) {
   AlikeTokens(c, score);
-  const auto of_group = [](const Dims5& p, double) { return p[4] % 2 == 0 ? 1 : 4; };
+  const auto of_group = [=](const Dims5& p, double) { return p[4] % 2 == 0 ? 1 : ratio; };
   Change(c, Parameters(c, false).scales, of_group);
+  // Of one sign, so that what is lost adds up.
+  const double most = static_cast<double>(HighestOf(Codes(c, false).type));
+  Change(c, Codes(c, false), [=](const Dims5&, double) { return most; });
   ZeroToken(c, false, 1, 0);
 }
 
@@ -280,7 +283,9 @@ std::vector<Spoiler> Spoilers() {
     all.push_back({"tokens that are alike", [=](Case& c) { AlikeTokens(c, score); }, 4e-4});
   }
   for (const double score : {76., 76.5, 78.}) {
-    all.push_back({"groups of tiny weights", [=](Case& c) { TinyGroups(c, score); }});
+    for (const double ratio : {4, 100, 400}) {
+      all.push_back({"groups of tiny weights", [=](Case& c) { TinyGroups(c, score, ratio); }});
+    }
   }
   for (const double size : {1e32, 1e33, 1e34}) {
     all.push_back({"huge keys", [=](Case& c) { HugeKeys(c, size); }});

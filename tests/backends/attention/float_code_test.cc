@@ -240,28 +240,31 @@ TEST(CpuFloatCodes, QueriesThatOnlyScalesMakeSmall) {
 
 // Probabilities times scales have few bits left there, which numbers times scales have not.
 TEST(CpuFloatCodes, ScalesNearTheEndOfF32) {
-  const Format f8 = ByHead(kF8E5M2, 0, kF32);
-  Case c =
-      Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32}, f8, f8);
-  // All but the first token, which takes the probability and has no values.
-  const KvSegment& v = c.spec.v[0];
-  ForEachPosition(v.data.dims, [&](const Dims5& p) {
-    StoreElement(v.data.type, c.inputs[v.data.port].data(), IndexOf(v.data, p),
-                 p[3] == 0 ? 0 : 40960);
-  });
-  const View& scales = v.quantization->scales;
-  ForEachPosition(scales.dims, [&](const Dims5& p) {
-    StoreElement(kF32, c.inputs[scales.port].data(), IndexOf(scales, p), 1e-37);
-  });
-  ScoreStep bias;
-  bias.kind = ScoreStep::Kind::kAdd;
-  bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
-                                 [](const Dims5& p) { return p[4] == 0 ? 12 : 0; });
-  c.spec.steps.push_back(bias);
-  const std::vector<double> expected = c.Expected();
-  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
-    ASSERT_TRUE(c.Run(*set, 1).ok());
-    EXPECT_LE(c.RelativeError(expected), 1e-5) << set->name;
+  const Format f8{.type = kF8E5M2, .group = {1, 1, 1, 1, 0}, .scales = kF32};
+  for (const double of_zeros : {1e-37, 1.}) {
+    Case c =
+        Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32}, f8, f8);
+    // All but the first token, which takes the probability and has no values.
+    const KvSegment& v = c.spec.v[0];
+    ForEachPosition(v.data.dims, [&](const Dims5& p) {
+      StoreElement(v.data.type, c.inputs[v.data.port].data(), IndexOf(v.data, p),
+                   p[3] == 0 ? 0 : 40960);
+    });
+    const View& scales = v.quantization->scales;
+    ForEachPosition(scales.dims, [&](const Dims5& p) {
+      StoreElement(kF32, c.inputs[scales.port].data(), IndexOf(scales, p),
+                   p[3] == 0 ? of_zeros : 1e-37);
+    });
+    ScoreStep bias;
+    bias.kind = ScoreStep::Kind::kAdd;
+    bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
+                                   [](const Dims5& p) { return p[4] == 0 ? 12 : 0; });
+    c.spec.steps.push_back(bias);
+    const std::vector<double> expected = c.Expected();
+    for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+      ASSERT_TRUE(c.Run(*set, 1).ok());
+      EXPECT_LE(c.RelativeError(expected), 1e-5) << set->name << ", " << of_zeros;
+    }
   }
 }
 
