@@ -15,9 +15,9 @@
 namespace kvant::cpu {
 
 // Rounding to s16 may move scores by so much, root mean square, once all steps are done: the
-// exponential makes an error of a score one of the probability, relative to it. Two scores may move
-// in opposite directions, so a token whose values are large beside those of one that takes the
-// probability is off by twice as much ...
+// exponential makes an error of a score one of the probability, relative to it. It counts twice
+// where two scores move in opposite directions: that of a token whose values make the output, and
+// that of a sink that has most of the probability and next to no values ...
 inline constexpr float kScoreError = 2.85e-4f;
 // ... and what the values of a tile sum to by so much of their L2 norm. Both together are about
 // 7.1e-4, of which Executable::rounding promises four times.
@@ -164,10 +164,10 @@ void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
                const CodeParameters& parameters, const int16_t* weights, float scale,
                int16_t* lost_weights, float* lost_scale, float* lost_bias);
 
-// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite, also
-// as sums over codes before these are multiplied by what queries were divided by, and off by no
-// more than `allowed`, root mean square, although such sums, up to twice as large, are rounded to
-// f32 before what zero points add up to is subtracted, if there are any.
+// Whether f32 holds the scores of queries up to `largest` and tokens of an L2 norm up to `reach`.
+// Scores must be finite, and so must sums over codes, which are not yet multiplied by what queries
+// were divided by. With zero points these sums are up to twice as large, and rounded before what
+// the zero points add up to is subtracted: that must cost `allowed` at most, root mean square.
 inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach,
                                float allowed) {
   const float of_ones = std::sqrt(static_cast<float>(channels)) * reach, most = of_ones * largest;

@@ -68,12 +68,9 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
   if (segment.codes.floats) {
     TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        !ReadParameters(reader, heads_.At(reader, part), part, {}, staging_, scales_, biases_,
-                        &parameters)) {
-      return false;
-    }
-    if (segment.dequantization.scales.present() &&
-        AnyTiny(parameters.scales, segment.codes.groups, part.tokens)) {
+        (!ReadParameters(reader, heads_.At(reader, part), part, {}, staging_, scales_, biases_,
+                         &parameters) ||
+         AnyTiny(parameters.scales, segment.codes.groups, part.tokens))) {
       return false;
     }
     MultiplyFloats(call, parameters.scales, shrink, out);

@@ -35,9 +35,9 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   constexpr int kVectors = kColumns / S::kWidth;
   constexpr int kBatch = S::kWidth / kRows;
   constexpr float kTop = S::kMost;
-  // Of what is smaller the reciprocal would overflow; and the largest that is smaller. It is lost,
-  // all of it, which may count beside other groups, and the scale says so: as a step of which
-  // kTokenTile independent errors, each of 1 / sqrt(6), are what all of these weights may sum to.
+  // The reciprocal of a number below kTiny would overflow; kLess is the largest of them. Such
+  // weights become 0, and all of what they sum to is lost. The scale says how much that may be: the
+  // estimate takes it for a step, of which kTokenTile errors of 1 / sqrt(6) each are independent.
   constexpr float kTiny = 0x1p-109f, kLess = 0x1.fffffep-110f, kLostSteps = 28;
   static_assert(kLostSteps * kLostSteps >= 6 * kTokenTile);
   F p[kRows][kVectors];

@@ -238,7 +238,7 @@ TEST(CpuFloatCodes, QueriesThatOnlyScalesMakeSmall) {
   }
 }
 
-// Probabilities times scales have few bits left there, which numbers times scales have not.
+// Products of such scales with probabilities have few bits left; products with codes have all.
 TEST(CpuFloatCodes, ScalesNearTheEndOfF32) {
   const Format f8{.type = kF8E5M2, .group = {1, 1, 1, 1, 0}, .scales = kF32};
   for (const double of_zeros : {1e-37, 1.}) {
