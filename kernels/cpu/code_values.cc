@@ -22,18 +22,6 @@ int64_t FloatGroups(const Segment& segment) {
   return segment.codes.floats ? segment.codes.groups : 0;
 }
 
-// Whether any of the scales, [groups][kTokenTile], is below kLeastScale, but not 0.
-bool AnyTiny(const float* scales, int64_t groups, int64_t tokens) {
-  bool any = false;
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t t = 0; t < tokens; ++t) {
-      const float scale = std::fabs(scales[g * kTokenTile + t]);
-      any |= (scale < kLeastScale) & (scale != 0.f);
-    }
-  }
-  return any;
-}
-
 }  // namespace
 
 CodeValues::CodeValues(const AttentionProblem& problem, Arena& own, Arena& shared)
@@ -68,25 +56,25 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
   if (segment.codes.floats) {
     TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        (!ReadParameters(reader, heads_.At(reader, part), part, {}, staging_, scales_, biases_,
-                         &parameters) ||
-         AnyTiny(parameters.scales, segment.codes.groups, part.tokens))) {
+        !ReadParameters(reader, heads_.At(reader, part), part, {}, staging_, scales_, biases_,
+                        &parameters)) {
       return false;
     }
-    MultiplyFloats(call, parameters.scales, shrink, out);
-    return true;
+    return MultiplyFloats(call, parameters.scales, shrink, out);
   }
   return segment.codes.by_channel ? AddRuns(call, shrink, out) : AddTokens(call, shrink, out);
 }
 
-void CodeValues::MultiplyFloats(const Call& call, const float* scales, const float* shrink,
+bool CodeValues::MultiplyFloats(const Call& call, const float* scales, const float* shrink,
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
   const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   PrefetchFirst(stored, FirstLines(segment.codes, call.rows));
-  kernels.weights(Columns(call, call.part), call.rows, WholeHalves(call.part.tokens), scales,
-                  segment.codes.groups, float_weights_);
+  if (!kernels.weights(Columns(call, call.part), call.rows, WholeHalves(call.part.tokens), scales,
+                       segment.codes.groups, kLeastScale, float_weights_)) {
+    return false;
+  }
   kernels.values({.rows = stored,
                   .codes = {segment.data.type, segment.data.codebook},
                   .channels = channels_,
@@ -94,6 +82,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                   .groups = segment.codes.groups,
                   .weights = float_weights_},
                  call.rows, shrink, out);
+  return true;
 }
 
 const float* CodeValues::Columns(const Call& call, const Part& part) {

@@ -32,8 +32,8 @@ class CodeValues {
     const float* probs;  // [rows][kTokenTile], of which tokens are at part.column
     int64_t rows;
   };
-  void MultiplyFloats(const Call& call, const float* scales, const float* shrink, float* out);
-  // Both as Multiply.
+  // All as Multiply.
+  bool MultiplyFloats(const Call& call, const float* scales, const float* shrink, float* out);
   bool AddTokens(const Call& call, const float* shrink, float* out);
   bool AddRuns(const Call& call, const float* shrink, float* out);
   // Of tokens with a set of parameters per group, adds the sums with s16 weights, and where these

@@ -134,9 +134,10 @@ struct FloatCodeKernels {
   void (*scores)(const TokenRows& rows, const FloatCodes& codes, const CodeColumns& columns,
                  const float* q, int64_t query_rows, const float* scales, float* scores);
 
-  // weights[r][g][t] = probs[r][t] * scales[g][t] for t < columns; rows are kTokenTile apart.
-  void (*weights)(const float* probs, int64_t rows, int64_t columns, const float* scales,
-                  int64_t groups, float* weights);
+  // weights[r][g][t] = probs[r][t] * scales[g][t] for t < columns; rows are kTokenTile apart. False
+  // if the magnitude of a scale that is not 0 is below `least`.
+  bool (*weights)(const float* probs, int64_t rows, int64_t columns, const float* scales,
+                  int64_t groups, float least, float* weights);
 
   // out[r][d] = out[r][d] * shrink[r] + sum_t weights[r][d / group][t] * value[t][d].
   struct Values {

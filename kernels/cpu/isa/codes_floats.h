@@ -164,15 +164,22 @@ void FloatScores(const TokenRows& rows, const FloatCodes& float_codes, const Cod
 }
 
 template <typename S>
-void FloatWeights(const float* probs, int64_t rows, int64_t columns, const float* scales,
-                  int64_t groups, float* weights) {
+bool FloatWeights(const float* probs, int64_t rows, int64_t columns, const float* scales,
+                  int64_t groups, float least, float* weights) {
+  using F = typename S::Vector;
+  F most_below = S::Zero();
   for (int64_t r = 0; r < rows; ++r, probs += kTokenTile) {
     for (int64_t g = 0; g < groups; ++g, weights += kTokenTile) {
       for (int64_t t = 0; t < columns; t += S::kWidth) {
-        S::Store(weights + t, S::Mul(S::Load(probs + t), S::Load(scales + g * kTokenTile + t)));
+        const F scale = S::Load(scales + g * kTokenTile + t);
+        S::Store(weights + t, S::Mul(S::Load(probs + t), scale));
+        if (r > 0) continue;
+        const F size = S::Abs(scale);
+        most_below = S::Max(most_below, S::Sub(size, S::ZeroBelow(size, S::Set1(least), size)));
       }
     }
   }
+  return S::MaxOf(most_below) == 0.f;
 }
 
 // kChunks runs of channels, from byte `byte` of each token on, times kRows rows of weights; kGroups
