@@ -1,8 +1,10 @@
 #include "kvant/kernels/cpu/code_parameters.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/pieces.h"
@@ -219,6 +221,25 @@ float LargestMagnitude(const float* x, int64_t n) {
   float most = 0;
   for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
   return most;
+}
+
+float LargestOf(const FloatCodes& codes) {
+  constexpr float kMostOfE5M2 = 57344;
+  return codes.codebook == nullptr ? kMostOfE5M2 : LargestMagnitude(codes.codebook, 16);
+}
+
+float LeastFactor(const float* probs, int64_t tokens, float most, const float* out,
+                  int64_t channels, float shrink) {
+  const double lost = 0x1p-150 * static_cast<double>(tokens) * most;
+  const auto hides = [&](float x) { return kEpsilon * std::fabs(double{x} * shrink) >= lost; };
+  if (std::any_of(out, out + channels, hides)) return 0.f;
+  // Bits are in the order of the numbers; less one, those of 0 come last.
+  uint32_t bits = std::numeric_limits<uint32_t>::max();
+  for (int64_t t = 0; t < tokens; ++t) {
+    bits = std::min(bits, std::bit_cast<uint32_t>(probs[t]) - 1);
+  }
+  const auto least = std::bit_cast<float>(bits + 1);
+  return least > 0.f ? std::numeric_limits<float>::min() / least : 0.f;
 }
 
 void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,

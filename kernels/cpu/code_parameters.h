@@ -45,6 +45,15 @@ inline constexpr Same kOnes(1.f), kZeros(0.f);
 // NaN does not count: it shows in its own row whatever multiplies it.
 float LargestMagnitude(const float* x, int64_t n);
 
+// Of what codes stand for; of f8 of either type.
+float LargestOf(const FloatCodes& codes);
+
+// Products of a row's probabilities with numbers below this, other than 0, are beyond the normal
+// numbers of f32. So each is off by up to 2^-150, which times `most` would show in the row's
+// output, out * shrink. 0 where it would not.
+float LeastFactor(const float* probs, int64_t tokens, float most, const float* out,
+                  int64_t channels, float shrink);
+
 // What flipping the sign bit of signed codes adds to them.
 inline int32_t OffsetOf(const CodeLayout& codes) {
   return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;

@@ -19,12 +19,6 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
           codes.part_groups.data()};
 }
 
-// Of what codes stand for; of f8 of either type.
-float LargestOf(const FloatCodes& codes) {
-  constexpr float kMostOfE5M2 = 57344;
-  return codes.codebook == nullptr ? kMostOfE5M2 : LargestMagnitude(codes.codebook, 16);
-}
-
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
 int64_t FloatColumns(const Segment& segment) {
   return segment.codes.floats ? segment.codes.columns * 32 / segment.codes.bits : 0;

@@ -12,7 +12,7 @@ namespace {
 // A tile whose largest scale is below this, but not 0, is dequantized: weights have scales by token
 // in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of f32.
 // Where codes stand for floats, however large these are, a probability times a scale does, and the
-// smallest scale counts.
+// smallest scale counts: below this, or beside small probabilities (LeastFactor).
 constexpr float kLeastScale = 1e-20f;
 // The same of scales by channel outside of these, whose squares are summed.
 constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
@@ -65,6 +65,19 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
   return segment.codes.by_channel ? AddRuns(call, shrink, out) : AddTokens(call, shrink, out);
 }
 
+float CodeValues::LeastScale(const Call& call, const float* shrink, const float* out) const {
+  const Part& part = call.part;
+  const Segment& segment = part.segment;
+  if (!segment.dequantization.scales.present()) return 0.f;
+  const float most = LargestOf({segment.data.type, segment.data.codebook});
+  float least = kLeastScale;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    least = std::max(least, LeastFactor(call.probs + r * kTokenTile + part.column, part.tokens,
+                                        most, out + r * channels_, channels_, shrink[r]));
+  }
+  return least;
+}
+
 bool CodeValues::MultiplyFloats(const Call& call, const float* scales, const float* shrink,
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
@@ -72,7 +85,7 @@ bool CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
   const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   PrefetchFirst(stored, FirstLines(segment.codes, call.rows));
   if (!kernels.weights(Columns(call, call.part), call.rows, WholeHalves(call.part.tokens), scales,
-                       segment.codes.groups, kLeastScale, float_weights_)) {
+                       segment.codes.groups, LeastScale(call, shrink, out), float_weights_)) {
     return false;
   }
   kernels.values({.rows = stored,

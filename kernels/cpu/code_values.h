@@ -19,8 +19,8 @@ class CodeValues {
   CodeValues(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   // out[r] = out[r] * shrink[r] + sum of probs[r][column + t] * v[t] over the tokens t of the part.
-  // False, with out as it was, if a parameter is not finite or s16 weights would lose
-  // too much of what the tokens sum to.
+  // False, with out as it was, if a parameter is not finite or weights would lose too much of
+  // what the tokens sum to.
   bool Multiply(const Reader& reader, const Part& part, const float* probs, int64_t rows,
                 const float* shrink, float* out);
 
@@ -32,6 +32,8 @@ class CodeValues {
     const float* probs;  // [rows][kTokenTile], of which tokens are at part.column
     int64_t rows;
   };
+  // Of codes that stand for floats: what no scale but 0 may be below.
+  float LeastScale(const Call& call, const float* shrink, const float* out) const;
   // All as Multiply.
   bool MultiplyFloats(const Call& call, const float* scales, const float* shrink, float* out);
   bool AddTokens(const Call& call, const float* shrink, float* out);

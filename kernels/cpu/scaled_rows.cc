@@ -69,7 +69,15 @@ bool ScaledRows::MultiplyByKeys(const Reader& reader, const Part& part, const fl
 bool ScaledRows::MultiplyByValues(const Reader& reader, const Part& part, const float* probs,
                                   int64_t rows, const float* shrink, float* out) {
   if (rows > kMostScaledRows) return false;
-  if (!(ReadScales(reader, part) <= std::numeric_limits<float>::max())) return false;
+  const float most = ReadScales(reader, part);
+  if (!(most <= std::numeric_limits<float>::max())) return false;
+  const float least = part.segment.data.type == kF8E4M3 ? 0x1p-9f : 0x1p-16f;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (least < LeastFactor(probs + r * kTokenTile + part.column, part.tokens, most,
+                            out + r * channels_, channels_, shrink[r])) {
+      return false;
+    }
+  }
   std::fill_n(zeros_, rows, 0.f);
   const float* scales = scales_;
   return ForRuns(part, [&](const Part& run) {

@@ -32,7 +32,7 @@ class ScaledRows {
   bool MultiplyByKeys(const Reader& reader, const Part& part, const float* q, int64_t rows,
                       float* scores);
   // out = out * shrink + probabilities * values, for the same. False, with nothing added, if a
-  // scale is not finite, or rows are too many.
+  // scale is not finite, products before it is applied are too small, or rows are too many.
   bool MultiplyByValues(const Reader& reader, const Part& part, const float* probs, int64_t rows,
                         const float* shrink, float* out);
 

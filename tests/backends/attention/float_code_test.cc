@@ -238,32 +238,44 @@ TEST(CpuFloatCodes, QueriesThatOnlyScalesMakeSmall) {
   }
 }
 
-// Products of such scales with probabilities have few bits left; products with codes have all.
-TEST(CpuFloatCodes, ScalesNearTheEndOfF32) {
-  const Format f8{.type = kF8E5M2, .group = {1, 1, 1, 1, 0}, .scales = kF32};
-  for (const double of_zeros : {1e-37, 1.}) {
-    Case c =
-        Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32}, f8, f8);
+// Products of such scales with probabilities, or of ordinary ones with small probabilities, have
+// few bits left; products with codes have all.
+TEST(CpuFloatCodes, WeightsNearTheEndOfF32) {
+  struct Sizes {
+    double number, scale, of_zeros, bias;
+  };
+  for (const Sizes& sizes : {Sizes{40960, 1e-37, 1e-37, 12}, Sizes{40960, 1e-37, 1, 12},
+                             Sizes{40960, 1e-10, 1e-10, 78}, Sizes{1e20, 1e-19, 1e-19, 60}}) {
+    const bool in_codebook = sizes.number > 57344;
+    Format format = ByHead(in_codebook ? kU4 : kF8E5M2, 0, kF32);
+    for (float& x : format.codebook) x *= static_cast<float>(sizes.number);
+    Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32},
+                   format, format);
+    ForEachPosition(c.spec.q.dims, [&](const Dims5& p) {
+      StoreElement(kF32, c.inputs[c.spec.q.port].data(), IndexOf(c.spec.q, p), 0);
+    });
     // All but the first token, which takes the probability and has no values.
     const KvSegment& v = c.spec.v[0];
     ForEachPosition(v.data.dims, [&](const Dims5& p) {
+      const double zero = in_codebook ? 7 : 0, code = in_codebook ? 15 : sizes.number;
       StoreElement(v.data.type, c.inputs[v.data.port].data(), IndexOf(v.data, p),
-                   p[3] == 0 ? 0 : 40960);
+                   p[3] == 0 ? zero : code);
     });
     const View& scales = v.quantization->scales;
     ForEachPosition(scales.dims, [&](const Dims5& p) {
       StoreElement(kF32, c.inputs[scales.port].data(), IndexOf(scales, p),
-                   p[3] == 0 ? of_zeros : 1e-37);
+                   p[3] == 0 ? sizes.of_zeros : sizes.scale);
     });
     ScoreStep bias;
     bias.kind = ScoreStep::Kind::kAdd;
     bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
-                                   [](const Dims5& p) { return p[4] == 0 ? 12 : 0; });
+                                   [&](const Dims5& p) { return p[4] == 0 ? sizes.bias : 0; });
     c.spec.steps.push_back(bias);
     const std::vector<double> expected = c.Expected();
     for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
       ASSERT_TRUE(c.Run(*set, 1).ok());
-      EXPECT_LE(c.RelativeError(expected), 1e-5) << set->name << ", " << of_zeros;
+      EXPECT_LE(c.RelativeError(expected), 1e-6)
+          << set->name << ", " << sizes.scale << ", " << sizes.of_zeros;
     }
   }
 }

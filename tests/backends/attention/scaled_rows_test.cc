@@ -2,6 +2,7 @@
 // the scales of keys and what a run sums to those of values.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -127,6 +128,30 @@ TEST(CpuScaledRows, WhatMayNotBeFinite) {
       CheckScaled(c);
       if (HasFailure()) return;
     }
+  }
+}
+
+// Products of small probabilities with the numbers have few bits left; with the scales they have
+// all.
+TEST(CpuScaledRows, ProductsNearTheEndOfF32) {
+  Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32}, {},
+                 ByChannel(kF8E5M2, 0));
+  auto* const q = static_cast<float*>(c.inputs[c.spec.q.port].data());
+  std::fill_n(q, 2 * 32, 0.f);
+  const KvSegment& v = c.spec.v[0];
+  // 2^-16, but for the first token, which takes the probability and has no values.
+  auto* const codes = static_cast<uint8_t*>(c.inputs[v.data.port].data());
+  for (int i = 0; i < 40 * 32; ++i) codes[i] = i < 32 ? 0 : 1;
+  std::fill_n(static_cast<float*>(c.inputs[v.quantization->scales.port].data()), 32, 1e10f);
+  ScoreStep bias;
+  bias.kind = ScoreStep::Kind::kAdd;
+  bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
+                                 [](const Dims5& p) { return p[4] == 0 ? 85 : 0; });
+  c.spec.steps.push_back(bias);
+  const std::vector<double> expected = c.Expected();
+  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+    ASSERT_TRUE(c.Run(*set, 1).ok());
+    EXPECT_LE(c.RelativeError(expected), 1e-6) << set->name;
   }
 }
 
