@@ -377,6 +377,9 @@ double Plan::OwnRounding() const {
   if (problem_.products == Products::kPairs) {
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   }
+  // Where probabilities are rounded, values are not on codes, and scores are as exact as f32's
+  // (Amplification).
+  if (problem_.probs_rounding.type != kUndef) return 0;
   return AnySegment(IsOnCodes) ? kRoundingOfCodes : 0;
 }
 

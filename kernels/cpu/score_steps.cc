@@ -203,7 +203,9 @@ float Amplification(const AttentionProblem& problem, const Reader& reader, const
                     int first) {
   using Kind = Step::Kind;
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  float product = 1.f;
+  // Any error may take a probability over a step: scores are then as exact as f32 has them.
+  constexpr float kOfSteps = 1024.f;
+  float product = problem.probs_rounding.type == kUndef ? 1.f : kOfSteps;
   for (int i = first; i < problem.step_count; ++i) {
     const Step& step = problem.steps[i];
     if (step.kind != Kind::kMultiply && step.kind != Kind::kDivide) continue;

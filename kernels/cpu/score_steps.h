@@ -26,8 +26,8 @@ ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reade
 int LeadingFactors(const AttentionProblem& problem);
 float Factor(const AttentionProblem& problem, const Reader& reader, const Position& p, int leading);
 
-// What steps from `first` on multiply an error of a score of the row at `p` by, at most; infinite
-// where that varies over columns, or is not finite.
+// What steps from `first` on, and rounding probabilities, multiply an error of a score of the row
+// at `p` by, at most; infinite where that varies over columns, or is not finite.
 float Amplification(const AttentionProblem& problem, const Reader& reader, const Position& p,
                     int first);
 

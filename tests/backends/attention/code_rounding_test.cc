@@ -411,5 +411,34 @@ TEST(CpuCodeRounding, HoldsForASinkOfOppositeKeys) {
   }
 }
 
+// A probability next to where it is rounded the other way takes a whole step by any error.
+TEST(CpuCodeRounding, RoundedProbabilitiesAreThoseOfF32) {
+  for (const DataType type : {kS8, kS4}) {
+    const Format by_token{.type = type, .group = {1, 1, 1, 1, 0}, .scales = kF32};
+    Case c = Plain({.b0 = 4, .b1 = 64, .ratio = 1, .q_len = 1, .kv_len = 8, .d = 64, .dv = 32},
+                   by_token, by_token);
+    const double size = 128, most = static_cast<double>(HighestOf(type));
+    OutlierChannel(c, size, false);
+    Change(c, Codes(c, true), [&](const Dims5& p, double) {
+      return p[4] == c.shape.d / 3 ? 0 : c.Random(-1, 1) < 0 ? -most : most;
+    });
+    // Scores are off by 2e-4, root mean square.
+    const double step = size / 32639, norm = most * std::sqrt(63.);
+    Change(c, Parameters(c, true).scales,
+           [&](const Dims5&, double) { return 2e-4 * std::sqrt(6.) / (step * norm); });
+    c.spec.steps.clear();
+    c.spec.probs_quantization = FakeQuantize{kU8, 1.f / 255, 0};
+    const std::vector<double> expected = c.Expected();
+    for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+      const auto plan = *CompileAttention(c.spec, *set);
+      const bool on_codes = plan->kernel().find("K by integer products") != std::string::npos;
+      EXPECT_EQ(on_codes, set->codes != nullptr) << plan->kernel();
+      EXPECT_EQ(plan->rounding(), 0);
+      ASSERT_TRUE(c.Run(*set, 1).ok());
+      EXPECT_LE(c.RelativeError(expected), 1e-6) << DataTypeName(type) << " " << set->name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvant::cpu
