@@ -18,8 +18,8 @@ namespace kvant::cpu {
 // (kernels/cpu/code_parameters.h). On most data the error is 4e-5.
 inline constexpr double kRoundingOfCodes = 3e-3;
 // The same where Q, K and V are bf16: only probabilities are rounded, to the sum of two bf16
-// numbers, 2^-18.
-inline constexpr double kRoundingOfSplitProbs = 4e-6;
+// numbers, by 2^-17 of each at most.
+inline constexpr double kRoundingOfSplitProbs = 8e-6;
 
 // kUnimplemented with WhyUnsupported's sentence.
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
