@@ -117,6 +117,11 @@ std::vector<Misbehaviour> Misbehaviours() {
          body(9000000000, 0);
          all(n, body);
        }},
+      {"called the body for index ",
+       [=](int64_t n, Body body) {
+         all(n, body);
+         body(n, 0);
+       }},
       {"called the body in slot 2 of 2",
        [](int64_t n, Body body) {
          for (int64_t i = 0; i < n; ++i) body(i, 2);
@@ -160,6 +165,23 @@ TEST(CallerExecutorTest, LosesNoScratch) {
   const size_t before = in_use();
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(attention.Execute().ok());
   EXPECT_LT(in_use(), before + 10 * attention.compiled.scratch_bytes());
+}
+
+// What one ParallelFor took is the next one's.
+TEST(CallerExecutorTest, TakesNoMoreMemoryFromCallToCall) {
+  const std::shared_ptr<Executor> checked =
+      *MakeCheckedExecutor(std::make_shared<FunctionExecutor>(64));
+  const auto in_use = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  int64_t calls = 0;
+  const auto run = [&] { checked->ParallelFor(1000, [&](int64_t, int) { ++calls; }); };
+  run();
+  const size_t before = in_use();
+  for (int i = 0; i < 100; ++i) run();
+  EXPECT_LT(in_use(), before + 10'000);
+  EXPECT_EQ(calls, 101'000);
 }
 
 // Calls that come when ParallelFor has returned find nothing to run.

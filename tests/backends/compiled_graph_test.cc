@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -106,6 +107,37 @@ TEST(CompiledGraphTest, IntermediatesShareMemory) {
   const size_t many = engine.Compile(Layers(40)).value().scratch_bytes();
   EXPECT_EQ(few, many);
   EXPECT_LE(many, 4u * 2 * kTokens * kHead * 4);
+}
+
+// But only for what is no larger: b, between a dead tensor and the end of the scratch, stays.
+TEST(CompiledGraphTest, IntermediatesFitWhereTheyAre) {
+  constexpr int64_t kRows = 250;
+  GraphBuilder g;
+  const Value w = g.Input("w", kF32, {kRows, 1}), x = g.Input("x", kF32, {1, 4});
+  const Value m = g.Input("m", kF32, {4, 4});
+  const Value b = g.MatMul(g.MatMul(x, m), m);
+  g.Output("y", g.Add(g.MatMul(g.MatMul(w, b), m), b));
+  const Graph graph = std::move(g).Build().value();
+  const Engine engine = EngineOf({"oracle"});
+  const CompiledGraph compiled = engine.Compile(graph).value();
+  ASSERT_GT(compiled.partitions().size(), 3u);
+  const std::vector<float> in_w = Numbers(kRows, 7), in_x = Numbers(4, 5);
+  const std::vector<float> in_m = Numbers(16, 11);
+  std::vector<float> y(kRows * 4);
+  const absl::Status status = compiled.Execute(
+      Stream(engine), {{"w", In(in_w)}, {"x", In(in_x)}, {"m", In(in_m)}}, {{"y", Out(y)}});
+  ASSERT_TRUE(status.ok()) << status;
+  const auto times_m = [&](const std::vector<double>& row) {
+    std::vector<double> product(4);
+    for (size_t i = 0; i < 16; ++i) product[i % 4] += row[i / 4] * in_m[i];
+    return product;
+  };
+  const std::vector<double> of_b = times_m(times_m({in_x.begin(), in_x.end()}));
+  const std::vector<double> of_bm = times_m(of_b);
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double want = in_w[i / 4] * of_bm[i % 4] + of_b[i % 4];
+    ASSERT_NEAR(y[i], want, 1e-5 * (1 + std::abs(want))) << i;
+  }
 }
 
 // So do partitions whose kernels keep nothing: of many layers of attention, the scratch is that of
@@ -321,7 +353,9 @@ TEST(CompiledGraphTest, TakesShapesThatTheGraphLeavesOpen) {
   g.Output("y", g.Tanh(x));
   const Graph graph = std::move(g).Build().value();
   const Engine engine = EngineOf({"oracle"});
-  EXPECT_EQ(ErrorKindOf(engine.Compile(graph).status()), ErrorKind::kInvalidShape);
+  const absl::Status open = engine.Compile(graph).status();
+  EXPECT_EQ(ErrorKindOf(open), ErrorKind::kInvalidShape);
+  EXPECT_THAT(std::string(open.message()), HasSubstr("graph input 'x' ("));
   LogicalTensor known = graph.tensor(x.id);
   known.dims = Dims{2, 3};
   known.strides.reset();
@@ -350,6 +384,14 @@ TEST(CompiledGraphTest, RefusesWhatCannotRun) {
   EXPECT_EQ(ErrorKindOf(wildcard), ErrorKind::kInvalidGraph);
   EXPECT_THAT(std::string(wildcard.message()), HasSubstr("nothing computes 'w': Wildcard 'w'"));
 
+  // One that gives nothing is in nobody's way.
+  GraphBuilder idle;
+  const Value z = idle.Input("x", kF32, {4});
+  idle.AddOp(OpKind::kWildcard, "w", {z}, {});
+  idle.Output("y", idle.Tanh(z));
+  const absl::Status idles = engine.Compile(std::move(idle).Build().value()).status();
+  EXPECT_TRUE(idles.ok()) << idles;
+
   const CompiledGraph none;
   EXPECT_FALSE(none.fused());
   EXPECT_THAT(std::string(none.Execute(Stream(engine), {}, {}, {}).message()),
@@ -359,6 +401,27 @@ TEST(CompiledGraphTest, RefusesWhatCannotRun) {
   EXPECT_EQ(none.ToString(), "nothing to run");
   EXPECT_EQ(none.scratch_bytes(), 0u);
   EXPECT_TRUE(none.explanations().empty());
+}
+
+// The largest of any partition, whichever that is.
+TEST(CompiledGraphTest, RoundsAsTheRoughestPartition) {
+  for (const bool last : {false, true}) {
+    GraphBuilder g({.fpmath = FpMath::kF16, .apply_to_int = true});
+    const Value q = g.Input("q", kF32, {1, 2, 1, 64});
+    const Value k = g.DynamicDequantize(g.Input("k", kS8, {1, 2, 96, 64}),
+                                        g.Input("k_scales", kF32, {1, 2, 96, 2}),
+                                        {.group_shape = {1, 1, 1, 32}});
+    const Value o =
+        g.ScaledDotProductAttention(last ? g.Tanh(q) : q, k, g.Input("v", kF32, {1, 2, 96, 64}), {})
+            .first;
+    g.Output("o", last ? o : g.Tanh(o));
+    const CompiledGraph compiled = EngineOf(kSplit).Compile(std::move(g).Build().value()).value();
+    ASSERT_EQ(compiled.partitions().size(), 2u);
+    const double of_attention = compiled.partitions()[last ? 1 : 0].rounding();
+    EXPECT_GT(of_attention, 0);
+    EXPECT_EQ(compiled.partitions()[last ? 0 : 1].rounding(), 0);
+    EXPECT_EQ(compiled.rounding(), of_attention);
+  }
 }
 
 // An engine is itself, even where it shares all that it has with another.

@@ -123,6 +123,40 @@ TEST_F(ExecuteTest, RefusesUnknownMissingAndRepeatedNames) {
               "output 'a' is no port of the partition");
 }
 
+// Ids are left then. Tensors within a graph may share a name.
+TEST_F(ExecuteTest, RefusesNamesThatNameNoOnePort) {
+  const auto square = [](TensorId id, const char* name) {
+    LogicalTensor tensor;
+    tensor.id = id;
+    tensor.name = name;
+    tensor.type = kF32;
+    tensor.dims = Dims{2, 2};
+    return tensor;
+  };
+  Graph graph;
+  const LogicalTensor a = square(10, ""), b = square(11, ""), c = square(12, "x"),
+                      d = square(13, "x");
+  Op op;
+  op.kind = OpKind::kMatMul;
+  for (const auto& [in, out] : std::vector<std::pair<std::vector<LogicalTensor>, LogicalTensor>>{
+           {{a, b}, c}, {{b, a}, d}, {{c, d}, square(14, "y")}}) {
+    ASSERT_TRUE(graph.AddOp(op, in, {out}).ok());
+    ++op.id;
+  }
+  ASSERT_TRUE(graph.Finalize().ok());
+  const std::vector<Partition> partitions = *PartitionGraph(graph);
+  ASSERT_EQ(partitions.size(), 3u);
+  const auto run = [&](int partition, const char* first, const char* second, const char* out) {
+    return engine_.Compile(partitions[partition])
+        ->Execute(stream_, {{first, a_tensor_}, {second, ConstTensor(b_, 16)}}, {{out, y_tensor_}});
+  };
+  ExpectError(run(2, "x", "13", "y"),
+              "input 'x' is the name of more than one port of the partition");
+  ExpectError(run(0, "", "11", "x"), "input '' is no port of the partition");
+  EXPECT_TRUE(run(2, "12", "13", "y").ok());
+  EXPECT_TRUE(run(0, "10", "11", "x").ok());
+}
+
 TEST_F(ExecuteTest, ChecksScratch) {
   alignas(64) std::byte scratch[128];
   ExpectError(compiled_.Execute(stream_, {a_tensor_, b_tensor_}, {y_tensor_},
@@ -157,6 +191,12 @@ TEST(EngineTest, KnowsItsBackends) {
   EXPECT_EQ(ErrorKindOf(engine.status()), ErrorKind::kInvalidArguments);
   EXPECT_EQ(std::string(engine.status().message()),
             "no backend is named 'abacus'; there are cpu, reference, oracle, cuda, cuda_simt");
+  for (const auto& [device, name] :
+       {std::pair(Device::kCpu, "cuda_simt"), {Device::kCudaSimt, "oracle"}}) {
+    const absl::Status elsewhere = Engine::Create({.device = device, .backends = {name}}).status();
+    EXPECT_EQ(ErrorKindOf(elsewhere), ErrorKind::kInvalidArguments) << elsewhere;
+    EXPECT_THAT(std::string(elsewhere.message()), HasSubstr("does not run on device "));
+  }
 #ifndef KVANT_WITH_ONEDNN
   const absl::StatusOr<Engine> reference = Engine::Create({.backends = {"reference"}});
   EXPECT_EQ(ErrorKindOf(reference.status()), ErrorKind::kUnimplemented);
@@ -267,6 +307,8 @@ TEST(EngineTest, RefusesUnknownShapes) {
   const Partition partition = PartitionGraph(graph)->front();
   const Engine engine = *Oracle();
   EXPECT_EQ(ErrorKindOf(engine.Compile(partition).status()), ErrorKind::kInvalidShape);
+  const absl::Status of_input = engine.Compile(partition, {.ports = {Port(1, {3, 4})}}).status();
+  EXPECT_EQ(ErrorKindOf(of_input), ErrorKind::kInvalidShape) << of_input;
   EXPECT_TRUE(engine.Compile(partition, {.ports = {Port(0, {3, 4})}}).ok());
 }
 

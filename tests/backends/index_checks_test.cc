@@ -1,5 +1,6 @@
 // Lengths, first tokens, ranges, page tables, offsets, positions and slots that do not fit are
 // refused before anything is read or written, whoever would run.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -36,9 +37,10 @@ Graph LengthsGraph(bool direct) {
   return std::move(g).Build().value();
 }
 
-Graph PagesGraph() {
+// Lengths: of each row, or one of all.
+Graph PagesGraph(int64_t lengths_rows = kBatch) {
   GraphBuilder g;
-  const Value lengths = g.Input("lengths", kS32, {kBatch});
+  const Value lengths = g.Input("lengths", kS32, {lengths_rows});
   const Value table = g.Input("table", kS32, {kBatch, kTokens / kPageSize});
   const Value offsets = g.Input("offsets", kS32, {kBatch + 1});
   const auto cache = [&](const char* name) {
@@ -51,14 +53,14 @@ Graph PagesGraph() {
   return std::move(g).Build().value();
 }
 
-Graph RingsGraph() {
+Graph RingsGraph(int64_t k_ranges_rows = kBatch, int64_t first_ring = 4) {
   GraphBuilder g;
   const auto cache = [&](const std::string& name) {
-    return std::vector<Value>{g.Input(name + "0", kF32, {kBatch, 2, 4, kSize}),
+    return std::vector<Value>{g.Input(name + "0", kF32, {kBatch, 2, first_ring, kSize}),
                               g.Input(name + "1", kF32, {kBatch, 2, 60, kSize})};
   };
   const auto [k, lengths] =
-      g.LoadRangesWithLengths(cache("k"), g.Input("k_ranges", kS32, {kBatch, 2, 2}));
+      g.LoadRangesWithLengths(cache("k"), g.Input("k_ranges", kS32, {k_ranges_rows, 2, 2}));
   const Value v = g.LoadRanges(cache("v"), g.Input("v_ranges", kS32, {kBatch, 2, 2}));
   const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize});
   const Value scores = g.MatMul(q, k, {.transpose_b = true});
@@ -98,6 +100,18 @@ class IndexChecksTest : public ::testing::TestWithParam<const char*> {
     std::vector<Tensor> outputs;
     for (std::vector<uint8_t>& one : out) outputs.emplace_back(one.data(), one.size());
     absl::Status done = compiled->Execute(Stream(engine), inputs, outputs);
+    if (!done.ok()) {
+      EXPECT_EQ(out, before);
+    }
+    if (compiled->partitions().size() != 1) return done;
+    // Alone, the partition says the same.
+    const CompiledPartition& alone = compiled->partitions()[0];
+    std::vector<ConstTensor> its;
+    for (const TensorId id : alone.partition().inputs()) {
+      const auto at = std::find(graph.inputs().begin(), graph.inputs().end(), id);
+      its.push_back(inputs[static_cast<size_t>(at - graph.inputs().begin())]);
+    }
+    EXPECT_EQ(alone.Execute(Stream(engine), its, outputs).message(), done.message());
     if (!done.ok()) {
       EXPECT_EQ(out, before);
     }
@@ -169,6 +183,67 @@ TEST_P(IndexChecksTest, Ranges) {
   } else {
     ExpectRefused(graph, fine, "v_ranges", fewer,
                   "the ranges of row 1 add up to 5 tokens of K and 4 of V");
+  }
+}
+
+// One row of indices serves all rows, and nothing beyond it is read.
+TEST_P(IndexChecksTest, OfAllRows) {
+  const Graph pages = PagesGraph(/*lengths_rows=*/1);
+  const Indices fine{{"lengths", {17, 999, -999}},
+                     {"table", {13, 0, -7, -7, 5, 6, -7, -7, 1, 2, -7, -7}},
+                     {"offsets", {0, 3, 3, 8}}};
+  EXPECT_TRUE(Run(pages, fine).ok());
+  ExpectRefused(pages, fine, "lengths", {65, 17, 17}, "the length of row 0 is 65");
+  ExpectRefused(pages, fine, "lengths", {33, 17, 17}, "page 2 of row 0, which has 33 tokens, is");
+  ExpectRefused(pages, fine, "table", {13, 0, -7, -7, 5, 6, -7, -7, 1, 14, -7, -7},
+                "page 1 of row 2, which has 17 tokens, is 14; the pool has 14 pages");
+
+  const Graph rings = RingsGraph(/*k_ranges_rows=*/1);
+  const Indices ranges{{"k_ranges", {0, 4, 50, 20, 0, 9, 99, 99}},
+                       {"v_ranges", {1, 4, 9, 20, 3, 1, 59, 23, 0, 0, 0, 24}},
+                       {"first", {3}}};
+  EXPECT_TRUE(Run(rings, ranges).ok());
+  if (std::string(GetParam()) == "oracle" || std::string(GetParam()) == "reference") return;
+  ExpectRefused(rings, ranges, "v_ranges", {1, 4, 9, 20, 3, 1, 59, 23, 0, 0, 0, 23},
+                "the ranges of row 2 add up to 24 tokens of K and 23 of V");
+}
+
+// A ring without any room has no tokens, and no place but 0.
+TEST_P(IndexChecksTest, RangesOfNoRoom) {
+  const Graph graph = RingsGraph(kBatch, /*first_ring=*/0);
+  const Indices fine{{"k_ranges", {0, 0, 0, 60, 0, 0, 59, 3, 0, 0, 0, 0}},
+                     {"v_ranges", {0, 0, 9, 60, 0, 0, 5, 3, 0, 0, 0, 0}},
+                     {"first", {3}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "v_ranges", {0, 0, 9, 60, 1, 0, 5, 3, 0, 0, 0, 0},
+                "the range of src 0 in row 1 is 0 tokens from token 1 on; there is room for 0");
+}
+
+// Scales in groups of tokens have fewer places than there are tokens, which lengths count.
+TEST_P(IndexChecksTest, GroupsOfTokens) {
+  constexpr int64_t kGroup = 8;
+  for (const bool paged : {false, true}) {
+    GraphBuilder g;
+    const Value lengths = g.Input("lengths", kS32, {kBatch});
+    const Value table = g.Input("table", kS32, {kBatch, kTokens / kPageSize});
+    const auto load = [&](const std::string& name, DataType type, int64_t group) {
+      const Value x = g.Input(name, type,
+                              paged ? Dims{kPages, 2, kPageSize / group, kSize}
+                                    : Dims{kBatch, 2, kTokens / group, kSize});
+      return paged ? g.LoadPages(x, table, lengths, {.group = group})
+                   : g.LoadTokens(x, lengths, {}, {.group = group});
+    };
+    const auto cache = [&](const std::string& name) {
+      return g.DynamicDequantize(load(name, kS8, 1), load(name + "_scales", kF32, kGroup),
+                                 {.group_shape = {1, 1, kGroup, 1}});
+    };
+    const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize}), k = cache("k"), v = cache("v");
+    g.Output("o", g.ScaledDotProductAttention(q, k, v, {.kv_lengths = lengths}).first);
+    const Graph graph = std::move(g).Build().value();
+    Indices fine{{"lengths", {64, 0, 33}}};
+    if (paged) fine["table"] = {13, 0, 5, 1, -7, -7, -7, -7, 1, 2, 3, -7};
+    EXPECT_TRUE(Run(graph, fine).ok()) << paged;
+    ExpectRefused(graph, fine, "lengths", {64, 0, 65}, "the length of row 2 is 65");
   }
 }
 
