@@ -2,9 +2,12 @@
 // alone and before what stores, against the oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"
@@ -237,6 +240,46 @@ TEST(CpuRotation, AloneAsTheOracle) {
         ExpectAsOracle(*graph, testing::RandomInputs(*graph), tolerance, "cuda_simt");
       }
     }
+  }
+}
+
+// Runs all in one slot of two.
+class OneSlot : public Executor {
+ public:
+  explicit OneSlot(int slot) : slot_(slot) {}
+  int max_concurrency() const override { return 2; }
+  void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
+    for (int64_t i = 0; i < n; ++i) body(i, slot_);
+  }
+
+ private:
+  const int slot_;
+};
+
+// Threads would write to each other's otherwise.
+TEST(CpuRotation, EachSlotHasScratchOfItsOwn) {
+  GraphBuilder g;
+  g.Output("y", g.Hadamard(g.Input("x", kF16, {700, 128}), 128));
+  const Graph graph = std::move(g).Build().value();
+  const std::vector<uint16_t> x(700 * 128, F32ToF16(1.5f));
+  std::vector<uint8_t> was_written[2];
+  for (const int slot : {0, 1}) {
+    const Engine engine = *Engine::Create({.executor = std::make_shared<OneSlot>(slot)});
+    const CompiledGraph compiled = *engine.Compile(graph, {.require_fused = true});
+    std::vector<std::byte> memory(compiled.scratch_bytes() + 64, std::byte{0xa5});
+    const size_t begin = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    std::vector<uint16_t> y(x.size());
+    const absl::Status done = compiled.Execute(
+        Stream(engine), {ConstTensor(x.data(), 2 * x.size())}, {Tensor{y.data(), 2 * y.size()}},
+        absl::MakeSpan(memory).subspan(begin, compiled.scratch_bytes()));
+    ASSERT_TRUE(done.ok()) << done;
+    for (size_t i = 0; i < compiled.scratch_bytes(); ++i) {
+      was_written[slot].push_back(memory[begin + i] != std::byte{0xa5});
+    }
+    EXPECT_GT(std::count(was_written[slot].begin(), was_written[slot].end(), 1), 0);
+  }
+  for (size_t i = 0; i < was_written[0].size(); ++i) {
+    ASSERT_FALSE(was_written[0][i] && was_written[1][i]) << "byte " << i;
   }
 }
 
