@@ -334,7 +334,6 @@ void CheckPvOfPairs(bool split) {
               const float p = probs[r * kTokenTile + t];
               const double value = Rounded(v[t * d + c]);
               want += (split ? p : Rounded(p)) * value;
-              // What the first number leaves has up to twice the step of what follows it.
               if (split) lost += 0x1p-17 * std::abs(p * value);
             }
             if (infinite >= 0 && (c == infinite || c == nan)) {
