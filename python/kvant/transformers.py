@@ -388,6 +388,11 @@ def _attention(
         raise _lacks("serve a model that attends to the same keys twice")
     key.read = True
     layer, key = key.layer, key.plain
+    window, keep = sliding_window, layer.store.keep[layer.index]
+    if attention_mask is not None and attention_mask.dim() == 3:  # some models have their window in it alone
+        window, attention_mask = window or keep, attention_mask[0] if attention_mask.shape[1] > 0 else None
+    if keep > 0 and not window:
+        raise invalid(f"layer {layer.index} attends to all tokens, but its config has a sliding_window of {keep}: set it to None")
     causal = kwargs.get("is_causal")
     if attention_mask is None:
         if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -398,17 +403,13 @@ def _attention(
         raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
-    asked_for = (query.requires_grad or key.requires_grad or value.requires_grad
-                 or (s_aux is not None and s_aux.requires_grad))
-    if asked_for and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, s_aux)):
         raise invalid("gradients are asked for: KvantCache is for inference, use torch.no_grad()")
     for name in ("position_bias", "head_mask"):
         if kwargs.get(name) is not None:
             raise _lacks(f"take a {name}")
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    # Some models have their window in the mask alone.
-    window = sliding_window or layer.store.keep[layer.index]
-    terms = (scaling or 0.0, softcap or 0.0, window, sinks)
+    terms = (scaling or 0.0, softcap or 0.0, window or 0, sinks)
     if torch.compiler.is_compiling():
         out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
                                                attention_mask, layer.index, *terms)
@@ -468,11 +469,14 @@ def _mask(
 ) -> torch.Tensor | None:
     """The mask of attention "kvant": [batch, tokens so far], true where there is a token, or None.
 
-    Of no dims, one that attention refuses: models also make masks that no layer of theirs takes.
+    With a window [1, batch, tokens so far], or [1, 0, 0]. Of no dims, one that attention refuses:
+    models also make masks that no layer of theirs takes.
     """
-    if not _is_causal(mask_function):
+    if not _is_causal(mask_function) or (attention_mask is not None and attention_mask.dim() != 2):
         return torch.tensor(False)
-    return None if attention_mask is None else attention_mask.bool()
+    if attention_mask is None:
+        return None if mask_function is causal_mask_function else torch.empty(1, 0, 0)
+    return attention_mask.bool() if mask_function is causal_mask_function else attention_mask.bool()[None]
 
 
 def _is_causal(mask_function: Any) -> bool:

@@ -92,6 +92,16 @@ def test_windows_caps_and_sinks_matter():
     assert (logits(model) - before).norm() > 0.01 * before.norm()
 
 
+@torch.no_grad()
+def test_a_window_that_the_config_alone_has_is_refused():
+    """As of a model that was converted to Llama's form: its attention sees all tokens."""
+    model = model_of(sliding_window=9)
+    model.set_attn_implementation("kvant")
+    for inputs in prompts(), prompts(padding=6):
+        with pytest.raises(kvant.Error, match="layer 0 attends to all tokens, but its config has a sliding_window of 9"):
+            model(**inputs, past_key_values=KvantCache(model.config))
+
+
 @pytest.mark.parametrize("mode", [{"prompt_lookup_num_tokens": 3}, {"assistant": 1}])
 def test_assisted_generation(mode):
     model, inputs = model_of(), prompts(batch=1)
