@@ -193,7 +193,7 @@ void KvCache::Publish(int64_t index) {
 
 absl::Status KvCache::CheckLayer(int64_t layer) const {
   if (layer >= 0 && layer < options_.layers) return absl::OkStatus();
-  return InvalidArguments("layer ", layer, " of ", options_.layers);
+  return InvalidArguments("there is no layer ", layer, ": the cache has ", options_.layers);
 }
 
 absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(

@@ -20,7 +20,7 @@ std::pair<int64_t, int64_t> Span(std::optional<int64_t> layer, int64_t layers) {
 absl::Status KvCache::CheckRows(absl::Span<const int64_t> rows) const {
   for (const int64_t row : rows) {
     if (row >= 0 && row < options_.batch) continue;
-    return InvalidArguments("batch row ", row, " of ", options_.batch);
+    return InvalidArguments("there is no batch row ", row, ": the cache has ", options_.batch);
   }
   return absl::OkStatus();
 }

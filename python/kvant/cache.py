@@ -315,6 +315,9 @@ class KvCache:
         """
         self._core.load(integer("layer", layer), integers("lengths", lengths), data)
 
+    def __reduce__(self) -> Any:
+        raise invalid("a KvCache cannot be pickled: fork() copies it, and save() gives its tokens as bytes")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> KvCache:
         return self.fork()
 

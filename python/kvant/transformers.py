@@ -300,7 +300,7 @@ class _Keys(torch.Tensor):
         # Its shape and the like may be asked for.
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_contiguous", "__repr__"):
             return super().__torch_function__(func, types, args, kwargs or {})
-        raise invalid(f"{getattr(func, '__name__', func)} of the keys of a KvantCache, which attention "
+        raise invalid(f"{getattr(func, '__name__', func)}() is asked of the keys of a KvantCache, which attention "
                       f'"{NAME}" alone reads: call model.set_attn_implementation("{NAME}"); a model that has '
                       "attention of its own, or computes with its cached keys outside of it, cannot use it")
 

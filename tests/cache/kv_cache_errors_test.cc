@@ -113,8 +113,8 @@ TEST_F(KvCacheRefusals, CountsThatAreNotThere) {
   ExpectRefused(bench_.cache->Append(0, k, v, three), "3 counts of tokens for a batch of 2");
   ExpectRefused(bench_.cache->Append(0, k, v, four), "takes 4 of 3 tokens");
   ExpectRefused(bench_.cache->Append(0, k, v, negative), "takes -1 of 3 tokens");
-  ExpectRefused(bench_.cache->Append(2, k, v), "layer 2 of 2");
-  ExpectRefused(bench_.cache->Append(-1, k, v), "layer -1 of 2");
+  ExpectRefused(bench_.cache->Append(2, k, v), "there is no layer 2: the cache has 2");
+  ExpectRefused(bench_.cache->Append(-1, k, v), "there is no layer -1: the cache has 2");
 }
 
 TEST_F(KvCacheRefusals, StartsThatAreNotThere) {
@@ -234,16 +234,16 @@ TEST_F(KvCacheRefusals, CropsThatCannotBe) {
   const int64_t three[] = {1, 2, 3};
   ExpectRefused(bench_.cache->Crop(three), "3 lengths for a batch of 2");
   const int64_t none[] = {0, 0};
-  ExpectRefused(bench_.cache->Crop(none, 2), "layer 2 of 2");
+  ExpectRefused(bench_.cache->Crop(none, 2), "there is no layer 2: the cache has 2");
 }
 
 TEST_F(KvCacheRefusals, RowsThatAreNotThere) {
   const int64_t beyond[] = {0, 2}, negative[] = {-1, 0}, three[] = {0, 1, 0};
-  ExpectRefused(bench_.cache->Reorder(beyond), "batch row 2 of 2");
-  ExpectRefused(bench_.cache->Reorder(negative), "batch row -1 of 2");
+  ExpectRefused(bench_.cache->Reorder(beyond), "there is no batch row 2: the cache has 2");
+  ExpectRefused(bench_.cache->Reorder(negative), "there is no batch row -1: the cache has 2");
   ExpectRefused(bench_.cache->Reorder(three), "3 rows for a batch of 2");
   const int64_t both[] = {1, 0};
-  ExpectRefused(bench_.cache->Reorder(both, 2), "layer 2 of 2");
+  ExpectRefused(bench_.cache->Reorder(both, 2), "there is no layer 2: the cache has 2");
 }
 
 TEST_F(KvCacheRefusals, QueriesThatDoNotFit) {
@@ -258,7 +258,7 @@ TEST_F(KvCacheRefusals, QueriesThatDoNotFit) {
   const size_t bytes = q.size() * sizeof(float);
   const Stream stream(bench_.cache->engine());
   ExpectRefused((*attention)->Execute(stream, 2, {q.data(), bytes}, {out.data(), bytes}),
-                "layer 2 of 2");
+                "there is no layer 2: the cache has 2");
   const auto one = bench_.cache->Attention({.query_heads = 2}).value();
   const size_t of_one = bytes / 141;
   ExpectRefused(one->Execute(stream, 0, {q.data(), of_one - 1}, {out.data(), of_one}),

@@ -120,12 +120,13 @@ TEST(KvCacheSave, RefusesInWordsAndLeavesTheCacheAsItWas) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
   };
   const Tensor all{bytes.data(), bytes.size()}, few{bytes.data(), bytes.size() - 1};
-  expect(cache.Save(stream, 2, all), "layer 2 of 2");
+  expect(cache.Save(stream, 2, all), "there is no layer 2: the cache has 2");
   expect(cache.Save(stream, 0, few), "layer 0: its sequences take");
   expect(cache.Save(stream, 0, {nullptr, bytes.size()}), "but 0 are given");
   const Engine other = Engine::Create({.threads = 1}).value();
   expect(cache.Save(Stream(other), 0, all), "a stream of another engine");
-  expect(cache.Load(stream, -1, {30, 30}, {all.data, all.bytes}), "layer -1 of 2");
+  expect(cache.Load(stream, -1, {30, 30}, {all.data, all.bytes}),
+         "there is no layer -1: the cache has 2");
   expect(cache.Load(stream, 0, {30}, {all.data, all.bytes}), "1 lengths for a batch of 2");
   expect(cache.Load(stream, 0, {30, 51}, {all.data, all.bytes}),
          "layer 0: batch row 1 of 51 tokens, where the capacity is 50");

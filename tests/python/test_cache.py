@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -312,12 +313,13 @@ def test_forks_of_other_rows_and_capacities():
     fork.reorder([2, 2, 2], layer=0)
     np.testing.assert_array_equal(fork.part(0, False, "codes")[1, :, :4], k[1])
     for call, message in (
-        (lambda: cache.fork([2]), "batch row 2 of 2"),
+        (lambda: cache.fork([2]), "there is no batch row 2: the cache has 2"),
         (lambda: cache.fork([]), "a fork of no rows"),
         (lambda: cache.fork(capacity=3), "has 4 tokens, more than a capacity of 3"),
         (lambda: cache.fork(capacity=0), "a fork with a capacity of 0"),
         (lambda: cache.crop(1, layer=2), "there is no layer 2"),
         (lambda: cache.reorder([0, 1], layer=-1), "there is no layer -1"),
+        (lambda: pickle.dumps(cache), "a KvCache cannot be pickled"),
     ):
         with pytest.raises(kvant.Error, match=message):
             call()

@@ -408,7 +408,7 @@ def test_refusals():
     refused("rows are integers or a mask", lambda: cache.batch_select_indices(torch.tensor([0.5])))
     refused("a mask of 1 rows for a cache of 2", lambda: cache.batch_select_indices(torch.tensor([True])))
     refused("cannot be offloaded", lambda: cache.offload(0))
-    refused("batch row 2 of 2", lambda: cache.batch_select_indices(torch.tensor([2])))
+    refused("there is no batch row 2: the cache has 2", lambda: cache.batch_select_indices(torch.tensor([2])))
     refused("below 0, not 3", lambda: cache.crop(3))
     model.train()
     with torch.enable_grad():
