@@ -195,7 +195,7 @@ inline float TanhOf(float x) {
   q = q * x2 + 1.18534705686654e-04f;
   q = q * x2 + 2.26843463243900e-03f;
   q = q * x2 + 4.89352518554385e-03f;
-  return x * p / q;
+  return x * (p / q);  // in this order a small x loses no bits
 }
 
 void Tanh(float* values, int64_t n) {

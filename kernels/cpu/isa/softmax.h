@@ -99,7 +99,8 @@ inline typename S::Vector TanhOf(typename S::Vector x) {
   auto q = S::Fma(S::Set1(1.19825839466702e-06f), x2, S::Set1(1.18534705686654e-04f));
   q = S::Fma(q, x2, S::Set1(2.26843463243900e-03f));
   q = S::Fma(q, x2, S::Set1(4.89352518554385e-03f));
-  return S::Div(S::Mul(x, p), q);
+  // In this order a small x loses no bits.
+  return S::Mul(x, S::Div(p, q));
 }
 
 template <typename S>

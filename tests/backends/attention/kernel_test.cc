@@ -239,6 +239,13 @@ TEST(CpuKernels, ExpAndTanhAreAccurate) {
         ASSERT_LT(std::abs(row[t] / std::tanh(double{in[t]}) - 1), 5e-7) << kernels->name << in[t];
       }
     }
+    // What large soft caps make of scores.
+    for (double x = 2e-38; x < 1; x *= 10) {
+      float row[kTokenTile];
+      std::fill_n(row, kTokenTile, static_cast<float>(x));
+      kernels->tanh(row, kTokenTile);
+      EXPECT_LT(std::abs(row[0] / std::tanh(x) - 1), 5e-7) << kernels->name << x;
+    }
     float edge[kTokenTile] = {kNegInf, -88.f, -1e30f, 0.f, std::nanf("")};
     kernels->exp_row(edge, kTokenTile, 0.f);
     EXPECT_EQ(edge[0], 0.f);
