@@ -230,13 +230,15 @@ TEST(CpuKernels, ExpAndTanhAreAccurate) {
       }
       kernels->exp_row(row, kTokenTile, 0.f);
       for (int t = 0; t < kTokenTile; ++t) {
-        ASSERT_LT(std::abs(row[t] / std::exp(double{in[t]}) - 1), 3e-7) << kernels->name << " " << in[t];
+        ASSERT_LT(std::abs(row[t] / std::exp(double{in[t]}) - 1), 3e-7)
+            << kernels->name << " " << in[t];
       }
       for (int t = 0; t < kTokenTile; ++t) row[t] = in[t] = (in[t] + 43.f) / 4.f;
       kernels->tanh(row, kTokenTile);
       for (int t = 0; t < kTokenTile; ++t) {
         if (in[t] == 0) continue;
-        ASSERT_LT(std::abs(row[t] / std::tanh(double{in[t]}) - 1), 5e-7) << kernels->name << " " << in[t];
+        ASSERT_LT(std::abs(row[t] / std::tanh(double{in[t]}) - 1), 5e-7)
+            << kernels->name << " " << in[t];
       }
     }
     // What large soft caps make of scores.
