@@ -9,6 +9,7 @@
 #include "kvant/backends/loops.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/code_parameters.h"
 #include "kvant/kernels/cpu/scaled_rows.h"
 #include "kvant/kernels/cpu/stored_heads.h"
 
@@ -339,6 +340,7 @@ bool Plan::DescribeStoredRows() {
 void Plan::DescribeCodes() {
   if (kernels_.codes == nullptr) return;
   const bool takes_floats = kernels_.codes->floats != nullptr;
+  const bool rounds_probs = problem_.probs_rounding.type != kUndef;
   const auto describe = [&](Segments& segments, bool keys, int64_t channels) {
     std::string first;
     for (Segment& segment : segments) {
@@ -348,6 +350,13 @@ void Plan::DescribeCodes() {
         why = absl::StrCat(segment.data.codebook == nullptr ? "f8 codes with scales"
                                                             : "codes are positions in a codebook",
                            ", on which ", kernels_.name, " has no products");
+      }
+      // Amplification asks for more than sums have left from which zero points are subtracted.
+      const bool biased = segment.dequantization.zero_points.present() ||
+                          (segment.codes.channel_major && ValueOffset(segment.codes) != 0.f);
+      if (rounds_probs && biased && IsOnCodes(segment)) {
+        segment.codes.usable = false;
+        why = "probabilities are rounded to other integers, for which zero points cost too much";
       }
       segment.scaled_rows = TakesScaledRows(segment);
       if (segment.scaled_rows && problem_.row_tile <= kMostScaledRows) why.clear();
@@ -360,7 +369,7 @@ void Plan::DescribeCodes() {
     return first;
   };
   k_reason_ = describe(k_, /*keys=*/true, problem_.head_size);
-  if (problem_.probs_rounding.type != kUndef) {
+  if (rounds_probs) {
     v_reason_ = "probabilities are rounded to other integers";
   } else {
     v_reason_ = describe(v_, /*keys=*/false, problem_.v_head_size);

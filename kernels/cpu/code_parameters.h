@@ -48,9 +48,9 @@ float LargestMagnitude(const float* x, int64_t n);
 // Of what codes stand for; of f8 of either type.
 float LargestOf(const FloatCodes& codes);
 
-// Products of a row's probabilities with numbers below this, other than 0, are beyond the normal
-// numbers of f32. So each is off by up to 2^-150, which times `most` would show in the row's
-// output, out * shrink. 0 where it would not.
+// A product of one of the row's probabilities with a number below this, other than 0, may be below
+// f32's normal numbers, and so off by 2^-150. It is then multiplied by up to `most`. 0 if that
+// cannot show in the row's output, out * shrink.
 float LeastFactor(const float* probs, int64_t tokens, float most, const float* out,
                   int64_t channels, float shrink);
 

@@ -11,8 +11,8 @@ namespace {
 
 // A tile whose largest scale is below this, but not 0, is dequantized: weights have scales by token
 // in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of f32.
-// Where codes stand for floats, however large these are, a probability times a scale does, and the
-// smallest scale counts: below this, or beside small probabilities (LeastFactor).
+// Where codes stand for floats, weights are probabilities times scales, so the smallest scale
+// counts: it must not be below this, nor below LeastFactor.
 constexpr float kLeastScale = 1e-20f;
 // The same of scales by channel outside of these, whose squares are summed.
 constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;

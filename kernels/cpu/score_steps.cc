@@ -203,7 +203,7 @@ float Amplification(const AttentionProblem& problem, const Reader& reader, const
                     int first) {
   using Kind = Step::Kind;
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  // Any error may take a probability over a step: scores are then as exact as f32 has them.
+  // Any error may move a rounded probability by a step, so scores must be as exact as f32's.
   constexpr float kOfSteps = 1024.f;
   float product = problem.probs_rounding.type == kUndef ? 1.f : kOfSteps;
   for (int i = first; i < problem.step_count; ++i) {

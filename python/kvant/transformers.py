@@ -391,6 +391,8 @@ def _attention(
     window, keep = sliding_window, layer.store.keep[layer.index]
     if attention_mask is not None and attention_mask.dim() == 3:  # some models have their window in it alone
         window, attention_mask = window or keep, attention_mask[0] if attention_mask.shape[1] > 0 else None
+        if not window:
+            raise invalid(f"layer {layer.index} attends within a window, of which its config's layer_types do not tell")
     if keep > 0 and not window:
         raise invalid(f"layer {layer.index} attends to all tokens, but its config has a sliding_window of {keep}: set it to None")
     causal = kwargs.get("is_causal")
@@ -408,8 +410,7 @@ def _attention(
     for name in ("position_bias", "head_mask"):
         if kwargs.get(name) is not None:
             raise _lacks(f"take a {name}")
-    sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    terms = (scaling or 0.0, softcap or 0.0, window or 0, sinks)
+    terms = (scaling or 0.0, softcap or 0.0, window or 0, None if s_aux is None else s_aux.detach().float().contiguous())
     if torch.compiler.is_compiling():
         out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
                                                attention_mask, layer.index, *terms)

@@ -28,6 +28,12 @@ namespace {
 using ::testing::HasSubstr;
 using Body = absl::FunctionRef<void(int64_t, int)>;
 
+// 0 where a sanitizer has the heap.
+size_t BytesInUse() {
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
 class FunctionExecutor : public Executor {
  public:
   using Run = std::function<void(int64_t n, Body body)>;
@@ -158,29 +164,21 @@ TEST(CallerExecutorTest, LosesNoScratch) {
   ASSERT_GT(attention.compiled.scratch_bytes(), 64u << 10);
   (void)attention.Execute();
   // The leak sanitizer sees it where this reports nothing.
-  const auto in_use = [] {
-    const struct mallinfo2 info = mallinfo2();
-    return info.uordblks + info.hblkhd;
-  };
-  const size_t before = in_use();
+  const size_t before = BytesInUse();
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(attention.Execute().ok());
-  EXPECT_LT(in_use(), before + 10 * attention.compiled.scratch_bytes());
+  EXPECT_LT(BytesInUse(), before + 10 * attention.compiled.scratch_bytes());
 }
 
 // What one ParallelFor took is the next one's.
 TEST(CallerExecutorTest, TakesNoMoreMemoryFromCallToCall) {
   const std::shared_ptr<Executor> checked =
       *MakeCheckedExecutor(std::make_shared<FunctionExecutor>(64));
-  const auto in_use = [] {
-    const struct mallinfo2 info = mallinfo2();
-    return info.uordblks + info.hblkhd;
-  };
   int64_t calls = 0;
   const auto run = [&] { checked->ParallelFor(1000, [&](int64_t, int) { ++calls; }); };
   run();
-  const size_t before = in_use();
+  const size_t before = BytesInUse();
   for (int i = 0; i < 100; ++i) run();
-  EXPECT_LT(in_use(), before + 10'000);
+  EXPECT_LT(BytesInUse(), before + 10'000);
   EXPECT_EQ(calls, 101'000);
 }
 

@@ -53,7 +53,7 @@ TEST_F(KvCacheArguments, LayersThatAreNotThere) {
   EXPECT_EQ(cache().tensor(1, true).value()->name(), "V");
   EXPECT_EQ(attention->compiled(1)->backend(), "cpu");
   for (const int64_t layer : {int64_t{2}, int64_t{-1}, int64_t{99}, kLeast, kMost}) {
-    const std::string words = "layer " + std::to_string(layer) + " of 2";
+    const std::string words = "there is no layer " + std::to_string(layer) + ": the cache has 2";
     ExpectRefused(cache().scheme(layer).status(), words);
     ExpectRefused(cache().tensor(layer, false).status(), words);
     ExpectRefused(attention->compiled(layer).status(), words);

@@ -93,13 +93,17 @@ def test_windows_caps_and_sinks_matter():
 
 
 @torch.no_grad()
-def test_a_window_that_the_config_alone_has_is_refused():
+def test_windows_of_which_config_and_model_differ_are_refused():
     """As of a model that was converted to Llama's form: its attention sees all tokens."""
     model = model_of(sliding_window=9)
     model.set_attn_implementation("kvant")
     for inputs in prompts(), prompts(padding=6):
         with pytest.raises(kvant.Error, match="layer 0 attends to all tokens, but its config has a sliding_window of 9"):
             model(**inputs, past_key_values=KvantCache(model.config))
+    model = model_of("Phimoe", layer_types=["full_attention"] * 3)
+    model.set_attn_implementation("kvant")
+    with pytest.raises(kvant.Error, match="layer 0 attends within a window, of which its config's layer_types do not"):
+        model(**prompts(), past_key_values=KvantCache(model.config))
 
 
 @pytest.mark.parametrize("mode", [{"prompt_lookup_num_tokens": 3}, {"assistant": 1}])
