@@ -384,7 +384,7 @@ def test_saving_refuses():
     cache, _, _ = filled("f16", 30)
     with pytest.raises(ValueError, match="its sequences take 15360 bytes, but 7 are given"):
         cache.save(0, out=np.zeros(7, np.uint8))
-    with pytest.raises(ValueError, match="layer 3 of 1"):
+    with pytest.raises(ValueError, match="there is no layer 3: the cache has 1"):
         cache.save(3)
     with pytest.raises(ValueError, match=r"data is f32\[3840\], but must be u8\[3840\]"):
         cache.load(0, np.zeros(3840, np.float32), [30])
