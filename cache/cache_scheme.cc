@@ -49,6 +49,16 @@ absl::StatusOr<CacheScheme> ParseCacheScheme(std::string_view text) {
   if (!is_name && text.find_first_of(":+/") == std::string_view::npos && !DataTypeFromName(text)) {
     return InvalidArguments("scheme '", text, "': neither a number format nor one of ", AllNames());
   }
+  for (const std::string_view side : {k, v}) {
+    const std::string_view word = side.substr(0, side.find_first_of(":+"));
+    for (const NamedCacheScheme& named : kNamed) {
+      if (is_name || DataTypeFromName(word)) break;
+      if (word.empty() || (named.name != word && named.alias != word)) continue;
+      return InvalidArguments("scheme '", text, "': ", word,
+                              " is a whole scheme, to which nothing is ", "added; it stands for ",
+                              named.k, "/", named.v);
+    }
+  }
   CacheScheme scheme;
   KVANT_ASSIGN_OR_RETURN(scheme.k, ParseKvStorage(k));
   KVANT_ASSIGN_OR_RETURN(scheme.v, ParseKvStorage(v));

@@ -101,7 +101,14 @@ TEST(CacheScheme, NamesThatAreNoneAreToldThoseThatAre) {
   }
   ExpectRefused(ParseCacheScheme("u4:g").status(), "format 'u4:g'");
   ExpectRefused(ParseCacheScheme("s32").status(), "format 's32'");
-  ExpectRefused(ParseCacheScheme("int4_g32/q8_0").status(), "format 'int4_g32'");
+  // Names are whole schemes.
+  for (const char* text :
+       {"int4_g32+window128", "int4_g32:zp", "int4_g32/q8_0", "s8:token/int4_g32+rot"}) {
+    ExpectRefused(ParseCacheScheme(text).status(),
+                  std::string("scheme '") + text +
+                      "': int4_g32 is a whole scheme, to which nothing is added; it "
+                      "stands for u4:g32:rzp/u4:g32:rzp");
+  }
 }
 
 TEST(CacheScheme, TextSurvivesParsing) {
