@@ -12,6 +12,14 @@ constexpr NamedCacheScheme kNamed[] = {
 #include "kvant/cache/cache_schemes.inc"
 };
 
+// Null if there is none.
+const NamedCacheScheme* FindNamed(std::string_view name) {
+  for (const NamedCacheScheme& named : kNamed) {
+    if (!name.empty() && (named.name == name || named.alias == name)) return &named;
+  }
+  return nullptr;
+}
+
 // "f32, bf16, .., quanto4 (or hqq4), .."
 std::string AllNames() {
   return absl::StrJoin(kNamed, ", ", [](std::string* out, const NamedCacheScheme& named) {
@@ -38,25 +46,20 @@ absl::StatusOr<CacheScheme> ParseCacheScheme(std::string_view text) {
     k = text.substr(0, slash);
     v = text.substr(slash + 1);
   }
-  bool is_name = false;
-  for (const NamedCacheScheme& named : kNamed) {
-    if (text.empty() || (named.name != text && named.alias != text)) continue;
-    is_name = true;
-    k = named.k;
-    v = named.v;
-  }
-  // A lone word that is no type was meant as a name.
-  if (!is_name && text.find_first_of(":+/") == std::string_view::npos && !DataTypeFromName(text)) {
+  if (const NamedCacheScheme* const named = FindNamed(text)) {
+    k = named->k;
+    v = named->v;
+  } else if (text.find_first_of(":+/") == std::string_view::npos && !DataTypeFromName(text)) {
+    // A lone word that is no type was meant as a name.
     return InvalidArguments("scheme '", text, "': neither a number format nor one of ", AllNames());
-  }
-  for (const std::string_view side : {k, v}) {
-    const std::string_view word = side.substr(0, side.find_first_of(":+"));
-    for (const NamedCacheScheme& named : kNamed) {
-      if (is_name || DataTypeFromName(word)) break;
-      if (word.empty() || (named.name != word && named.alias != word)) continue;
+  } else {
+    for (const std::string_view side : {k, v}) {
+      const std::string_view word = side.substr(0, side.find_first_of(":+"));
+      const NamedCacheScheme* const whole = FindNamed(word);
+      if (whole == nullptr || DataTypeFromName(word)) continue;
       return InvalidArguments("scheme '", text, "': ", word,
-                              " is a whole scheme, to which nothing is ", "added; it stands for ",
-                              named.k, "/", named.v);
+                              " is a whole scheme, to which nothing is added; it stands for ",
+                              whole->k, "/", whole->v);
     }
   }
   CacheScheme scheme;

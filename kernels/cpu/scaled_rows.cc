@@ -71,6 +71,7 @@ bool ScaledRows::MultiplyByValues(const Reader& reader, const Part& part, const 
   if (rows > kMostScaledRows) return false;
   const float most = ReadScales(reader, part);
   if (!(most <= std::numeric_limits<float>::max())) return false;
+  // The smallest numbers of both f8.
   const float least = part.segment.data.type == kF8E4M3 ? 0x1p-9f : 0x1p-16f;
   for (int64_t r = 0; r < rows; ++r) {
     if (least < LeastFactor(probs + r * kTokenTile + part.column, part.tokens, most,
