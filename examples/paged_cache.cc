@@ -25,7 +25,7 @@ absl::StatusOr<kvant::Graph> Writing() {
   kvant::GraphBuilder g;
   const auto x = g.Input("x", kvant::kF32, {kMostTokens, kHeads, kSize});
   const auto slots = g.Input("slots", kvant::kS64, {kMostTokens});
-  const auto pool = g.AppendPages(x, slots, {.pages = kPages, .page_tokens = kPageTokens},
+  const auto pool = g.AppendPages(x, slots, {.pages = kPages, .page_size = kPageTokens},
                                   {.group_shape = {1, 1, 1, kSize}, .type = kvant::kS8});
   g.Output("codes", pool.codes);
   g.Output("scales", pool.scales);

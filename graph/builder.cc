@@ -245,7 +245,7 @@ void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) 
   if (!status_.ok() || !tensors_[output.id].dims) return;
   Dims& dims = *tensors_[output.id].dims;
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t at = FromFront(to.axis, rank);
+  const int64_t at = FromFront(to.token_axis, rank);
   if (at < 0 || at >= rank) return;  // scales without that axis
   dims[at] = to.tokens / group;
   if (to.kind == OpKind::kAppendPages) dims[0] = to.pages;
@@ -261,14 +261,15 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
                             " converts: it has no scales, so no group_shape, axis, "
                             "zero_point_type or codebook"));
     }
-    const Value dst = Emit(to.kind, {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
+    const Value dst =
+        Emit(to.kind, {x, places}, {options.type}, {{Attr::kTokenAxis, to.token_axis}});
     SetCapacity(dst, to, 1);
     return {dst, Value(), std::nullopt};
   }
   const Quantized result =
-      EmitQuantize(to.kind, {x, places}, options, {{Attr::kTokenAxis, to.axis}});
+      EmitQuantize(to.kind, {x, places}, options, {{Attr::kTokenAxis, to.token_axis}});
   const int64_t rank = static_cast<int64_t>(options.group_shape.size());
-  const int64_t at = FromFront(to.axis, rank);
+  const int64_t at = FromFront(to.token_axis, rank);
   const int64_t group = at >= 0 && at < rank ? std::max<int64_t>(1, options.group_shape[at]) : 1;
   SetCapacity(result.codes, to, 1);
   SetCapacity(result.scales, to, group);
@@ -279,7 +280,7 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
 Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value scales,
                                std::optional<Value> zero_points, const DequantizeOptions& options) {
   const Value dst = Emit(to.kind, Present({x, places, scales, zero_points}), {options.type},
-                         WithQuantization(options, {{Attr::kTokenAxis, to.axis}}));
+                         WithQuantization(options, {{Attr::kTokenAxis, to.token_axis}}));
   SetCapacity(dst, to, 1);
   return dst;
 }
@@ -287,21 +288,21 @@ Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value 
 Value GraphBuilder::LoadTokens(Value x, Value lengths, std::optional<Value> first,
                                LoadOptions options) {
   return Emit(OpKind::kLoadTokens, Present({x, lengths, first}), {Describe(x).type},
-              {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
+              {{Attr::kTokenAxis, options.token_axis}, {Attr::kTokenGroup, options.token_group}});
 }
 
 Value GraphBuilder::LoadPages(Value pool, Value page_table, Value lengths, LoadOptions options) {
   return Emit(OpKind::kLoadPages, {pool, page_table, lengths}, {Describe(pool).type},
-              {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
+              {{Attr::kTokenAxis, options.token_axis}, {Attr::kTokenGroup, options.token_group}});
 }
 
 GraphBuilder::OneOrTwo GraphBuilder::EmitLoadRanges(absl::Span<const Value> segments, Value ranges,
-                                                    int64_t axis, bool lengths) {
+                                                    int64_t token_axis, bool lengths) {
   absl::InlinedVector<Value, 4> inputs{ranges};
   inputs.insert(inputs.end(), segments.begin(), segments.end());
   const DataType type = segments.empty() ? kUndef : Describe(segments[0]).type;
   return EmitTwo(OpKind::kLoadRanges, inputs, type, lengths ? kS32 : kUndef,
-                 {{Attr::kTokenAxis, axis}});
+                 {{Attr::kTokenAxis, token_axis}});
 }
 
 Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {

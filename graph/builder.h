@@ -119,40 +119,42 @@ class GraphBuilder {
                         const DequantizeOptions& options);
   // Computes scales and zero points as well.
   Quantized DynamicQuantize(Value x, const QuantizeOptions& options);
-  // DynamicQuantize into tensors that hold `capacity` tokens along `axis`, from positions (s32 [N]
-  // or [1]) on; or a conversion, if options.type is a floating-point type that takes no scales.
+  // DynamicQuantize into tensors that hold `capacity` tokens along `token_axis`, from positions
+  // (s32 [N] or [1]) on; or a conversion, if options.type is a floating-point type that takes no
+  // scales.
   Quantized Append(Value x, Value positions, int64_t capacity, const QuantizeOptions& options,
-                   int64_t axis = -2) {
-    return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, options);
+                   int64_t token_axis = -2) {
+    return EmitAppend({OpKind::kAppend, capacity, token_axis}, x, positions, options);
   }
   // Append with scales, and zero points, that exist already.
   Value Append(Value x, Value positions, int64_t capacity, Value scales,
                std::optional<Value> zero_points, const DequantizeOptions& options,
-               int64_t axis = -2) {
-    return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, scales, zero_points,
+               int64_t token_axis = -2) {
+    return EmitAppend({OpKind::kAppend, capacity, token_axis}, x, positions, scales, zero_points,
                       options);
   }
-  // Append of packed tokens into slots (s32 or s64 [tokens]) of a pool. `axis` is the pool's axis
-  // of the tokens of a page. Groups are the pool's.
+  // Append of packed tokens into slots (s32 or s64 [tokens]) of a pool. `token_axis` is the pool's
+  // axis of the tokens of a page. Groups are the pool's.
   struct PagedPool {
-    int64_t pages = 0, page_tokens = 0;
+    int64_t pages = 0, page_size = 0;  // tokens of a page
   };
   Quantized AppendPages(Value x, Value slots, PagedPool pool, const QuantizeOptions& options,
-                        int64_t axis = -2) {
-    return EmitAppend({OpKind::kAppendPages, pool.page_tokens, axis, pool.pages}, x, slots,
+                        int64_t token_axis = -2) {
+    return EmitAppend({OpKind::kAppendPages, pool.page_size, token_axis, pool.pages}, x, slots,
                       options);
   }
   Value AppendPages(Value x, Value slots, PagedPool pool, Value scales,
                     std::optional<Value> zero_points, const DequantizeOptions& options,
-                    int64_t axis = -2) {
-    return EmitAppend({OpKind::kAppendPages, pool.page_tokens, axis, pool.pages}, x, slots, scales,
-                      zero_points, options);
+                    int64_t token_axis = -2) {
+    return EmitAppend({OpKind::kAppendPages, pool.page_size, token_axis, pool.pages}, x, slots,
+                      scales, zero_points, options);
   }
   // What attention reads of a cache (LoadTokens, LoadPages and LoadRanges of ops.inc); the SoftMax
   // then takes the same lengths.
   struct LoadOptions {
-    int64_t axis = -2;  // of tokens
-    int64_t group = 1;  // tokens that a row of x stands for, where x is scales or zero points
+    int64_t token_axis = -2;
+    // Tokens that a row of x stands for, where x is scales or zero points.
+    int64_t token_group = 1;
   };
   Value LoadTokens(Value x, Value lengths, std::optional<Value> first, LoadOptions options);
   Value LoadTokens(Value x, Value lengths) { return LoadTokens(x, lengths, {}, LoadOptions()); }
@@ -160,13 +162,13 @@ class GraphBuilder {
   Value LoadPages(Value pool, Value page_table, Value lengths) {
     return LoadPages(pool, page_table, lengths, LoadOptions());
   }
-  Value LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis = -2) {
-    return EmitLoadRanges(segments, ranges, axis, /*lengths=*/false).first;
+  Value LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t token_axis = -2) {
+    return EmitLoadRanges(segments, ranges, token_axis, /*lengths=*/false).first;
   }
   // The tokens, and how many there are of each row.
   std::pair<Value, Value> LoadRangesWithLengths(absl::Span<const Value> segments, Value ranges,
-                                                int64_t axis = -2) {
-    const auto [tokens, lengths] = EmitLoadRanges(segments, ranges, axis, /*lengths=*/true);
+                                                int64_t token_axis = -2) {
+    const auto [tokens, lengths] = EmitLoadRanges(segments, ranges, token_axis, /*lengths=*/true);
     return {tokens, *lengths};
   }
   Value Hadamard(Value x, int64_t block) {
@@ -289,7 +291,7 @@ class GraphBuilder {
   // The same of an op with a second result, if that is not undef.
   OneOrTwo EmitTwo(OpKind kind, absl::Span<const Value> inputs, DataType first, DataType second,
                    Attributes attrs);
-  OneOrTwo EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis,
+  OneOrTwo EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t token_axis,
                           bool lengths);
   OneOrTwo EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);
   Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
@@ -297,7 +299,7 @@ class GraphBuilder {
   // What Append, or AppendPages, writes to.
   struct Capacity {
     OpKind kind;
-    int64_t tokens, axis;
+    int64_t tokens, token_axis;
     int64_t pages = 0;
   };
   Quantized EmitAppend(const Capacity& to, Value x, Value places, const QuantizeOptions& options);

@@ -178,7 +178,7 @@ class Maker {
 
   // The tokens of each sequence, of K if they are the first to be loaded: then lengths are known.
   Value Loaded(Value kv, int64_t head_size, bool swapped) {
-    const GraphBuilder::LoadOptions options{.axis = swapped ? -1 : -2};
+    const GraphBuilder::LoadOptions options{.token_axis = swapped ? -1 : -2};
     const std::string name = lengths_ ? "v" : "k";
     std::vector<Value> segments{kv};
     const auto exact = [&](const char* what, int64_t tokens) {
@@ -189,8 +189,8 @@ class Maker {
     if (o_.ring || segments.size() > 1) {
       const Value ranges =
           g_.Input(name + "_ranges", kS32, {o_.batch, static_cast<int64_t>(segments.size()), 2});
-      if (lengths_) return g_.LoadRanges(segments, ranges, options.axis);
-      const auto [tokens, lengths] = g_.LoadRangesWithLengths(segments, ranges, options.axis);
+      if (lengths_) return g_.LoadRanges(segments, ranges, options.token_axis);
+      const auto [tokens, lengths] = g_.LoadRangesWithLengths(segments, ranges, options.token_axis);
       lengths_ = lengths;
       return tokens;
     }

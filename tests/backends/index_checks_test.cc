@@ -230,8 +230,8 @@ TEST_P(IndexChecksTest, GroupsOfTokens) {
       const Value x = g.Input(name, type,
                               paged ? Dims{kPages, 2, kPageSize / group, kSize}
                                     : Dims{kBatch, 2, kTokens / group, kSize});
-      return paged ? g.LoadPages(x, table, lengths, {.group = group})
-                   : g.LoadTokens(x, lengths, {}, {.group = group});
+      return paged ? g.LoadPages(x, table, lengths, {.token_group = group})
+                   : g.LoadTokens(x, lengths, {}, {.token_group = group});
     };
     const auto cache = [&](const std::string& name) {
       return g.DynamicDequantize(load(name, kS8, 1), load(name + "_scales", kF32, kGroup),
@@ -290,7 +290,7 @@ TEST_P(IndexChecksTest, OfAllPartitionsFirst) {
 TEST_P(IndexChecksTest, Slots) {
   GraphBuilder g;
   const Value x = g.Input("x", kF32, {4, 2, kSize}), slots = g.Input("slots", kS32, {4});
-  g.Output("pool", g.AppendPages(x, slots, {.pages = 6, .page_tokens = 8}, {.type = kF16}).codes);
+  g.Output("pool", g.AppendPages(x, slots, {.pages = 6, .page_size = 8}, {.type = kF16}).codes);
   const Graph graph = std::move(g).Build().value();
   const Indices fine{{"slots", {47, -2147483647 - 1, 0, 13}}};
   EXPECT_TRUE(Run(graph, fine).ok());

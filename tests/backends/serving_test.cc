@@ -89,7 +89,7 @@ class ServingTest : public ::testing::TestWithParam<const char*> {
     const auto x = [&](const char* name) { return g.Input(name, kF32, {kPacked, kHeads, kSize}); };
     const GraphBuilder::PagedPool pool{kPages, kPageTokens};
     const auto k = g.AppendPages(g.Hadamard(x("k"), kSize), slots, pool, KeyOptions());
-    const auto v = g.AppendPages(x("v"), slots, pool, ValueOptions(), /*axis=*/1);
+    const auto v = g.AppendPages(x("v"), slots, pool, ValueOptions(), /*token_axis=*/1);
     g.Output("k_codes", k.codes);
     g.Output("k_scales", k.scales);
     g.Output("k_zps", *k.zero_points);
@@ -117,7 +117,7 @@ class ServingTest : public ::testing::TestWithParam<const char*> {
                             g.Input("v_scales", kF32, {kPages, kPageTokens, kHeads, 1}),
                             {.group_shape = {1, 1, 1, kSize}, .type = kF32});
     Attend(g, g.LoadPages(k, table, lengths),
-           g.Transpose(g.LoadPages(v, table, lengths, {.axis = 1}), {0, 2, 1, 3}), lengths);
+           g.Transpose(g.LoadPages(v, table, lengths, {.token_axis = 1}), {0, 2, 1, 3}), lengths);
     return std::move(g).Build().value();
   }
 

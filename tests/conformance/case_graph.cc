@@ -91,11 +91,12 @@ Value CaseBuilder::Assembled(bool keys) {
   }
   const Value all = parts.size() == 1 ? parts[0] : g_.Concat(parts, axis);
   if (c_.page_size > 0) {
-    return g_.LoadPages(all, Once(page_table_, &CaseInputs::PageTable), Lengths(), {.axis = axis});
+    return g_.LoadPages(all, Once(page_table_, &CaseInputs::PageTable), Lengths(),
+                        {.token_axis = axis});
   }
   // A matrix has no axis of batch entries.
   if (!c_.real_lengths || g_.Describe(all).rank() < 3) return all;
-  return g_.LoadTokens(all, Lengths(), First(), {.axis = axis});
+  return g_.LoadTokens(all, Lengths(), First(), {.token_axis = axis});
 }
 
 Value CaseBuilder::FromCodes(Value codes, bool per_channel) {

@@ -52,7 +52,7 @@ TEST(FirstClassOp, KeysAndValuesAreLoadedTokenByToken) {
     GraphBuilder g;
     const Value lengths = g.Input("lengths", kS32, {2});
     const auto load = [&](const char* name, int64_t group) {
-      return g.LoadTokens(g.Input(name, kF32, {2, 2, 8, 4}), lengths, {}, {.group = group});
+      return g.LoadTokens(g.Input(name, kF32, {2, 2, 8, 4}), lengths, {}, {.token_group = group});
     };
     const Value q = g.Input("q", kF32, {2, 2, 1, 4});
     const Value k = load("k", keys ? 4 : 1), v = load("v", keys ? 1 : 4);

@@ -182,7 +182,7 @@ TEST(RandomDataTest, SlotsDiffer) {
   for (const int64_t pages : {0, 1, 5, 9}) {
     GraphBuilder g;
     const Value x = g.Input("x", kF32, {60, 2, 16}), slots = g.Input("slots", kS64, {60});
-    const GraphBuilder::Quantized pool = g.AppendPages(x, slots, {.pages = pages, .page_tokens = 8},
+    const GraphBuilder::Quantized pool = g.AppendPages(x, slots, {.pages = pages, .page_size = 8},
                                                        {.group_shape = {1, 1, 1, 8}, .type = kS8});
     g.Output("pool", pool.codes);
     g.Output("scales", pool.scales);

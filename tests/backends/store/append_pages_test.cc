@@ -308,10 +308,10 @@ TEST(AppendPages, ShapesThatCannotGoTogether) {
   GraphBuilder g;
   const Value x = g.Input("x", kF32, {4, 2, 32}), slots = g.Input("slots", kS64, {4});
   const auto pool = g.AppendPages(
-      x, slots, {.pages = 6, .page_tokens = 16},
+      x, slots, {.pages = 6, .page_size = 16},
       {.group_shape = {1, 1, 1, 8}, .type = kU4, .scale_type = kF16, .zero_point_type = kU4});
   const auto numbers =
-      g.AppendPages(x, slots, {.pages = 6, .page_tokens = 16}, {.type = kF16}, /*axis=*/1);
+      g.AppendPages(x, slots, {.pages = 6, .page_size = 16}, {.type = kF16}, /*token_axis=*/1);
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   ASSERT_TRUE(graph.ok()) << graph.status();
   EXPECT_EQ(graph->tensor(pool.codes.id).dims, (Dims{6, 2, 16, 32}));
