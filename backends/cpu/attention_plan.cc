@@ -21,6 +21,8 @@ namespace {
 // heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
+// Row tiles are no smaller, so that scores are kept.
+constexpr int64_t kLeastKeptRows = 32;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // A Worker stands before its scratch, in lines of its own.
@@ -108,7 +110,7 @@ Step MakeStep(const ScoreStep& from) {
 
 Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
   if (!from) return {};
-  return {from->type, from->scale, from->zero_point};
+  return {from->type, from->scale, from->zero_point, from->scale};
 }
 
 Segments MakeSegments(absl::Span<const KvSegment> from) {
@@ -299,6 +301,11 @@ void Plan::ChooseProducts() {
     p.exact_keys = exact_keys;
     p.split_probs = split_probs;
     CutRows(kernels_.pairs->most_rows);
+  }
+  // Of fewer rows the scores are kept, but each tile of tokens is dequantized for fewer.
+  const int64_t kept = MostKeptRows(p);
+  if (p.products != Products::kStoredRows && kept >= kLeastKeptRows) {
+    p.row_tile = std::min(p.row_tile, kept);
   }
 }
 

@@ -121,6 +121,7 @@ struct Rounding {
   DataType type = kUndef;
   float scale = 1.f;
   int64_t zero_point = 0;
+  float unit = 1.f;  // what a step of the code stands for afterwards
 };
 
 // How Q x K and P x V are computed; see docs/cpu_kernels.md.

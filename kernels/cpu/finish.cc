@@ -24,12 +24,46 @@ void StoreRow(const KernelSet& kernels, const Array& array, void* data, Position
   StoreLine(kernels, array.type, data, array.IndexOf(p), array.strides[kCol], n, values);
 }
 
+// Whether sums of codes and zero points are whole numbers far below 2^23, and quotients are none that
+// are subnormal.
+bool IsSmall(const Rounding& rounding) {
+  return IsInteger(rounding.type) && BitsOf(rounding.type) <= 8 &&
+         std::abs(rounding.zero_point) <= int64_t{1} << 15 && rounding.scale >= 0x1p-100f &&
+         rounding.scale <= 0x1p100f;
+}
+
 float Code(const Rounding& rounding, float value) {
   const float scaled = value / rounding.scale;
   const auto zero_point = static_cast<float>(rounding.zero_point);
   if (!IsFloat(rounding.type)) return std::nearbyint(scaled) + zero_point;
   const float code = scaled + zero_point, most = static_cast<float>(LargestOf(rounding.type));
   return std::isfinite(value) ? std::clamp(code, -most, most) : code;
+}
+
+// One row of it, which may be overwritten.
+void StoreOutput(const KernelSet& kernels, const AttentionProblem& problem, const Position& p,
+                 float* row, void* data) {
+  const Array& output = problem.output;
+  const Rounding& rounding = problem.output_rounding;
+  const int64_t n = problem.v_head_size;
+  if (IsSmall(rounding) && output.strides[kCol] == 1) {
+    // Of the group and those that the kernel may read beyond.
+    float scales[4], zero_points[4];
+    std::fill_n(scales, 4, rounding.scale);
+    std::fill_n(zero_points, 4, static_cast<float>(rounding.zero_point));
+    const QuantizeParameters how{.codes = rounding.type,
+                                 .zero_points = ZeroPoints::kCodes,
+                                 .bits = BitsOf(rounding.type),
+                                 .lowest = static_cast<int>(LowestOf(rounding.type)),
+                                 .scales = scales,
+                                 .values = zero_points};
+    return kernels.quantize->row_codes({kF32, row, 0, n, 1, 1, 0}, how,
+                                       {data, output.IndexOf(p), 0});
+  }
+  if (rounding.type != kUndef) {
+    for (int64_t d = 0; d < n; ++d) row[d] = Code(rounding, row[d]);
+  }
+  StoreRow(kernels, output, data, p, n, row);
 }
 
 }  // namespace
@@ -91,12 +125,7 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
     if (problem.output_hadamard > 1) {
       kernels.hadamard(out, problem.v_head_size, problem.output_hadamard);
     }
-    if (problem.output_rounding.type != kUndef) {
-      for (int64_t d = 0; d < problem.v_head_size; ++d) {
-        out[d] = Code(problem.output_rounding, out[d]);
-      }
-    }
-    StoreRow(kernels, problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
+    StoreOutput(kernels, problem, p, out, outputs[problem.output.buffer]);
     if (problem.stats.present()) {
       float stats = state.max[r] + std::log(state.sum[r]);
       if (empty) {
@@ -217,6 +246,8 @@ void WriteDropoutMask(const KernelSet& kernels, const AttentionProblem& problem,
   }
 }
 
+namespace {
+
 void RoundValues(const Rounding& rounding, int64_t n, float* values) {
   const float zero_point = static_cast<float>(rounding.zero_point);
   for (int64_t i = 0; i < n; ++i) {
@@ -226,7 +257,31 @@ void RoundValues(const Rounding& rounding, int64_t n, float* values) {
     } else if (!IsInteger(rounding.type)) {
       continue;
     }
-    values[i] = (static_cast<float>(code) - zero_point) * rounding.scale;
+    values[i] = (static_cast<float>(code) - zero_point) * rounding.unit;
+  }
+}
+
+}  // namespace
+
+void RoundQuotients(const KernelSet& kernels, const Rounding& rounding, int64_t rows, int64_t n,
+                    float* divisors, float* values) {
+  const int64_t columns = WholeHalves(n);
+  const bool by_kernel = IsSmall(rounding);
+  if (by_kernel) {
+    for (int64_t r = 0; r < rows; ++r) divisors[r] *= rounding.scale;
+    const auto zero_point = static_cast<float>(rounding.zero_point);
+    const RoundedCodes codes{static_cast<float>(LowestOf(rounding.type)) - zero_point,
+                             static_cast<float>(HighestOf(rounding.type)) - zero_point, -zero_point,
+                             rounding.unit};
+    kernels.round(codes, rows, columns, divisors, values);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const row = values + r * kTokenTile;
+    if (!by_kernel) {
+      for (int64_t t = 0; t < n; ++t) row[t] /= divisors[r];
+      if (rounding.type != kUndef) RoundValues(rounding, n, row);
+    }
+    std::fill(row + n, row + columns, 0.f);
   }
 }
 

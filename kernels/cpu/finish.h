@@ -90,8 +90,10 @@ void WriteDropoutMask(const KernelSet& kernels, const AttentionProblem& problem,
                       const DropoutState& dropout, const RowTile& tile, ColumnRange columns,
                       void* const* outputs);
 
-// value -> code -> value.
-void RoundValues(const Rounding& rounding, int64_t n, float* values);
+// Of rows [rows][kTokenTile] the first n: value / divisor of the row, and, if there is a rounding,
+// -> code -> value. Others up to WholeHalves(n) become 0. `divisors` may be overwritten.
+void RoundQuotients(const KernelSet& kernels, const Rounding& rounding, int64_t rows, int64_t n,
+                    float* divisors, float* values);
 
 }  // namespace kvant::cpu
 

@@ -27,6 +27,12 @@ struct Scaling {
   const float* codebook = nullptr;
 };
 
+// The codes of 8 bits or less that numbers are rounded to, less their zero point, and what 1 then
+// stands for. NaN has the code 0.
+struct RoundedCodes {
+  float lowest = 0, highest = 0, of_nan = 0, unit = 1;
+};
+
 // Products of tiles in bf16: a pair is two bf16, the lower one first, in a dword.
 struct PairKernels {
   // KernelSet's load, load_entries or load_scaled, rounded to bf16: load where how.scales is null.
@@ -97,6 +103,11 @@ struct KernelSet {
 
   // scores[i] = exp(scores[i] - max) for i < columns, which are whole halves; scores <= max.
   void (*exp_row)(float* scores, int64_t columns, float max);
+
+  // values[r][t] / divisors[r] become whole numbers, ties to even, and these values. values:
+  // [rows][kTokenTile], of which `columns`, whole halves.
+  void (*round)(const RoundedCodes& codes, int64_t rows, int64_t columns, const float* divisors,
+                float* values);
 
   // out[r][d] = out[r][d] * shrink[r] + sum_{t < tokens} probs[r][t] * v[t][d].
   // probs: [rows][kTokenTile], v: [tokens][head_size], out: [rows][head_size].

@@ -7,6 +7,7 @@
 #include "kvant/kernels/cpu/isa/philox.h"
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
+#include "kvant/kernels/cpu/isa/round.h"
 #include "kvant/kernels/cpu/isa/simd.h"
 #include "kvant/kernels/cpu/isa/softmax.h"
 #include "kvant/kernels/cpu/isa/tiles.h"
@@ -28,6 +29,7 @@ constexpr KernelSet KernelSetOf(const char* name, const CodeKernels* codes) {
       .qk = Qk<Simd>,
       .softmax = Softmax<Simd>,
       .exp_row = ExpRow<Simd>,
+      .round = Round<Simd>,
       .pv = Pv<Simd>,
       .tanh = Tanh<Simd>,
       .hadamard = Hadamard<Simd>,

@@ -9,6 +9,7 @@
 #include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/portable_load.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
+#include "kvant/kernels/cpu/isa/round.h"
 #include "kvant/kernels/cpu/isa/simd_one_lane.h"
 #include "kvant/kernels/cpu/kernels.h"
 #include "kvant/kernels/philox.h"
@@ -281,6 +282,7 @@ const KernelSet& portable_kernels() {
       .qk = Qk,
       .softmax = Softmax,
       .exp_row = ExpRow,
+      .round = Round<OneLane>,
       .pv = Pv,
       .tanh = Tanh,
       .hadamard = Hadamard<OneLane>,
