@@ -151,6 +151,41 @@ std::string RunsInWords(int64_t run) {
   return run < kHalfTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
 }
 
+constexpr float kUnit = 1.f;
+
+// Whether what a code of that type stands for is a whole number of 9 bits, which bf16 has, times a
+// scale.
+bool IsWhole(DataType type, int64_t zero_point) {
+  constexpr int64_t kMost = 256;
+  return IsInteger(type) && BitsOf(type) <= 8 && LowestOf(type) - zero_point >= -kMost &&
+         HighestOf(type) - zero_point <= kMost;
+}
+
+// The scale, if values are such numbers; else 0.
+float ScaleOfWhole(const View& view, const std::optional<Quantization>& how) {
+  if (!how || how->scales.present() || how->zero_points.present() || !how->codebook.empty() ||
+      how->static_scales.size() != 1 || how->static_zps.size() > 1) {
+    return 0.f;
+  }
+  const int64_t zero_point = how->static_zps.empty() ? 0 : how->static_zps[0];
+  return IsWhole(view.type, zero_point) ? how->static_scales[0] : 0.f;
+}
+
+// That of all segments; 0 if they differ.
+float ScaleOfWhole(absl::Span<const KvSegment> segments) {
+  if (segments.empty()) return 0.f;
+  const auto scale_of = [](const KvSegment& segment) {
+    return ScaleOfWhole(segment.data, segment.quantization);
+  };
+  const float first = scale_of(segments[0]);
+  const bool same = std::ranges::all_of(
+      segments, [&](const KvSegment& segment) { return scale_of(segment) == first; });
+  return same ? first : 0.f;
+}
+
+// So that products with it are no subnormal numbers.
+bool IsOrdinary(float factor) { return factor >= 0x1p-60f && factor <= 0x1p60f; }
+
 // Whether it is multiplied by integer products.
 bool IsOnCodes(const Segment& segment) { return segment.codes.usable && !segment.codes.floats; }
 
@@ -219,8 +254,6 @@ void Plan::Describe() {
   p.v = v_.data();
   p.k_segments = static_cast<int>(k_.size());
   p.v_segments = static_cast<int>(v_.size());
-  p.steps = steps_.data();
-  p.step_count = static_cast<int>(steps_.size());
   p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
   p.sinks = MakeArray(spec_.sinks);
   p.kv_lengths = MakeArray(spec_.kv_lengths);
@@ -240,6 +273,35 @@ void Plan::Describe() {
   p.output = MakeArray(spec_.output);
   p.stats = MakeArray(spec_.stats);
   p.stats_of_empty = spec_.stats_of_empty;
+  if (p.pass == SoftmaxPass::kOnline) TakeWholeNumbers();
+  p.steps = steps_.data();
+  p.step_count = static_cast<int>(steps_.size());
+}
+
+// Codes with one scale for all of them become whole numbers. The scores are multiplied by the scales
+// of queries and keys, the output by those of probabilities and values.
+void Plan::TakeWholeNumbers() {
+  AttentionProblem& p = problem_;
+  const auto take = [](Segments& segments) {
+    for (Segment& segment : segments) segment.dequantization.scales.data = &kUnit;
+  };
+  scores_factor_ = ScaleOfWhole(spec_.q, spec_.q_quantization) * ScaleOfWhole(spec_.k);
+  p.whole_scores = IsOrdinary(scores_factor_) && p.q_hadamard == 1;
+  if (p.whole_scores) {
+    p.q_dequantization.scales.data = &kUnit;
+    take(k_);
+    Step& step = *steps_.insert(steps_.begin(), Step());
+    step.kind = Step::Kind::kMultiply;
+    step.operand = MakeConstant(kF32, &scores_factor_);
+  }
+  const Rounding& probs = p.probs_rounding;
+  const float output_factor = probs.scale * ScaleOfWhole(spec_.v);
+  has_whole_values_ = IsWhole(probs.type, probs.zero_point) && IsOrdinary(output_factor);
+  if (has_whole_values_) {
+    p.probs_rounding.unit = 1.f;
+    take(v_);
+    p.output_factor = output_factor;
+  }
 }
 
 // Tiles of up to so many rows, of heads of 128.
@@ -277,7 +339,8 @@ void Plan::ChooseProducts() {
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
   const bool split_probs =
       !bf16_will_do && exact_keys && are_bf16(v_) && p.pass == SoftmaxPass::kOnline;
-  const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
+  const bool whole = p.whole_scores && has_whole_values_;
+  const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs || whole);
   const int64_t coded =
       by_pairs ? kernels_.pairs->stored_rows_of_codes : kernels_.stored_rows_of_codes;
   const int64_t others = std::min(coded, kernels_.stored_rows);
@@ -361,7 +424,7 @@ void Plan::DescribeCodes() {
       // Amplification asks for more than sums have left from which zero points are subtracted.
       const bool biased = segment.dequantization.zero_points.present() ||
                           (segment.codes.channel_major && ValueOffset(segment.codes) != 0.f);
-      if (rounds_probs && biased && IsOnCodes(segment)) {
+      if (rounds_probs && biased && !problem_.whole_scores && IsOnCodes(segment)) {
         segment.codes.usable = false;
         why = "probabilities are rounded to other integers, for which zero points cost too much";
       }
@@ -391,6 +454,7 @@ double Plan::rounding() const {
 double Plan::OwnRounding() const {
   // Queries, keys, values and probabilities to 8 bits each, or only probabilities, to 16.
   if (problem_.products == Products::kPairs) {
+    if (problem_.whole_scores && has_whole_values_) return 0;
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   }
   // Where probabilities are rounded, values are not on codes, and scores are as exact as f32's
@@ -422,6 +486,9 @@ std::string Plan::ProductsName() const {
     case Products::kTiles:
       return "f32 products of tiles";
     case Products::kPairs:
+      if (problem_.whole_scores && has_whole_values_) {
+        return "bf16 products of tiles, exact as codes are whole numbers";
+      }
       return problem_.split_probs ? "bf16 products of tiles, of probabilities as two numbers each"
                                   : "bf16 products of tiles";
     case Products::kStoredRows:

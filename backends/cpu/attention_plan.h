@@ -58,6 +58,7 @@ class Plan : public Executable {
     return std::ranges::any_of(k_, is) || std::ranges::any_of(v_, is);
   }
   void Describe();
+  void TakeWholeNumbers();
   void ChooseTiles();
   void CutRows(int64_t rows);
   void ChooseProducts();
@@ -71,6 +72,8 @@ class Plan : public Executable {
   const std::optional<int64_t> most_rows_;
   Segments k_, v_;
   absl::InlinedVector<Step, 3> steps_;
+  float scores_factor_ = 1.f;  // of whole numbers
+  bool has_whole_values_ = false;
   AttentionProblem problem_;
   // Of a tile, at most, whose K and V are multiplied as they are stored.
   struct {

@@ -163,6 +163,7 @@ struct AttentionProblem {
   bool dropout = false;
   Array seed, dropout_offset, probability;
   Rounding probs_rounding;
+  float output_factor = 1.f;
   Rounding output_rounding;  // the output holds the codes
 
   // Written; buffer is an index into AttentionCall::outputs.
@@ -180,6 +181,9 @@ struct AttentionProblem {
   // exact_keys: queries and keys are bf16, and are multiplied as such, exactly. split_probs: with
   // kPairs, values are too, and each probability is multiplied as the sum of two bf16 numbers.
   bool exact_keys = false, split_probs = false;
+  // Queries and keys are whole numbers of which f32 holds the sums, so their products are exact:
+  // scales are among the steps.
+  bool whole_scores = false;
   // Scratch of a row tile, and what those that take turns share.
   int64_t own_floats = 0, shared_floats = 0;
   // With kStoredRows: K is dequantized to [channel][token] tiles, as some of its tokens are side by

@@ -122,6 +122,9 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
       const float sum = state.sum[r];
       for (int64_t d = 0; d < problem.v_head_size; ++d) out[d] /= sum;
     }
+    if (problem.output_factor != 1.f) {
+      for (int64_t d = 0; d < problem.v_head_size; ++d) out[d] *= problem.output_factor;
+    }
     if (problem.output_hadamard > 1) {
       kernels.hadamard(out, problem.v_head_size, problem.output_hadamard);
     }
