@@ -151,41 +151,6 @@ std::string RunsInWords(int64_t run) {
   return run < kHalfTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
 }
 
-constexpr float kUnit = 1.f;
-
-// Whether what a code of that type stands for is a whole number of 9 bits, which bf16 has, times a
-// scale.
-bool IsWhole(DataType type, int64_t zero_point) {
-  constexpr int64_t kMost = 256;
-  return IsInteger(type) && BitsOf(type) <= 8 && LowestOf(type) - zero_point >= -kMost &&
-         HighestOf(type) - zero_point <= kMost;
-}
-
-// The scale, if values are such numbers; else 0.
-float ScaleOfWhole(const View& view, const std::optional<Quantization>& how) {
-  if (!how || how->scales.present() || how->zero_points.present() || !how->codebook.empty() ||
-      how->static_scales.size() != 1 || how->static_zps.size() > 1) {
-    return 0.f;
-  }
-  const int64_t zero_point = how->static_zps.empty() ? 0 : how->static_zps[0];
-  return IsWhole(view.type, zero_point) ? how->static_scales[0] : 0.f;
-}
-
-// That of all segments; 0 if they differ.
-float ScaleOfWhole(absl::Span<const KvSegment> segments) {
-  if (segments.empty()) return 0.f;
-  const auto scale_of = [](const KvSegment& segment) {
-    return ScaleOfWhole(segment.data, segment.quantization);
-  };
-  const float first = scale_of(segments[0]);
-  const bool same = std::ranges::all_of(
-      segments, [&](const KvSegment& segment) { return scale_of(segment) == first; });
-  return same ? first : 0.f;
-}
-
-// So that products with it are no subnormal numbers.
-bool IsOrdinary(float factor) { return factor >= 0x1p-60f && factor <= 0x1p60f; }
-
 // Whether it is multiplied by integer products.
 bool IsOnCodes(const Segment& segment) { return segment.codes.usable && !segment.codes.floats; }
 
@@ -278,32 +243,6 @@ void Plan::Describe() {
   p.step_count = static_cast<int>(steps_.size());
 }
 
-// Codes with one scale for all of them become whole numbers. The scores are multiplied by the scales
-// of queries and keys, the output by those of probabilities and values.
-void Plan::TakeWholeNumbers() {
-  AttentionProblem& p = problem_;
-  const auto take = [](Segments& segments) {
-    for (Segment& segment : segments) segment.dequantization.scales.data = &kUnit;
-  };
-  scores_factor_ = ScaleOfWhole(spec_.q, spec_.q_quantization) * ScaleOfWhole(spec_.k);
-  p.whole_scores = IsOrdinary(scores_factor_) && p.q_hadamard == 1;
-  if (p.whole_scores) {
-    p.q_dequantization.scales.data = &kUnit;
-    take(k_);
-    Step& step = *steps_.insert(steps_.begin(), Step());
-    step.kind = Step::Kind::kMultiply;
-    step.operand = MakeConstant(kF32, &scores_factor_);
-  }
-  const Rounding& probs = p.probs_rounding;
-  const float output_factor = probs.scale * ScaleOfWhole(spec_.v);
-  has_whole_values_ = IsWhole(probs.type, probs.zero_point) && IsOrdinary(output_factor);
-  if (has_whole_values_) {
-    p.probs_rounding.unit = 1.f;
-    take(v_);
-    p.output_factor = output_factor;
-  }
-}
-
 // Tiles of up to so many rows, of heads of 128.
 void Plan::CutRows(int64_t rows) {
   AttentionProblem& p = problem_;
@@ -347,7 +286,9 @@ void Plan::ChooseProducts() {
   stored_rows_ = {.of_codes = coded,
                   .others = others,
                   .of_runs = std::min(others, kernels_.stored_rows_of_runs)};
-  if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
+  if (has_bytes_ && kernels_.bytes != nullptr) {
+    p.products = Products::kBytes;
+  } else if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::ranges::any_of(k_, by_channel);
     p.exact_keys = exact_keys && p.head_size % 2 == 0 && kernels_.pairs != nullptr &&
@@ -485,6 +426,8 @@ std::string Plan::ProductsName() const {
   switch (problem_.products) {
     case Products::kTiles:
       return "f32 products of tiles";
+    case Products::kBytes:
+      return "integer products of tiles";
     case Products::kPairs:
       if (problem_.whole_scores && has_whole_values_) {
         return "bf16 products of tiles, exact as codes are whole numbers";

@@ -19,8 +19,8 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr int64_t kNoTile = -1;  // in Worker::tiles
-// Scores that the row tiles of a worker keep. Half as many take 1.13 of the time for 4k tokens, twice
-// as many 0.93 (Zen 4).
+// Scores that the row tiles of a worker keep. Half as many take 1.13 of the time for 4k tokens,
+// twice as many 0.93 (Zen 4).
 constexpr int64_t kMostKeptFloats = int64_t{1} << 19;
 
 // Tiles of tokens of a batch row, at most. The first and the last may have fewer tokens than
@@ -40,8 +40,8 @@ struct Buffers : TileBuffers {
   float *shrink, *operands;
   float* factors;  // by row
   // Where probabilities are rounded, for which the statistics of all columns come first, and a row
-  // tile's scores are kept until then: by tile of tokens, [rows][kTokenTile] as softmax leaves them,
-  // and [rows], the highest so far, that was subtracted.
+  // tile's scores are kept until then: by tile of tokens, [rows][kTokenTile] as softmax leaves
+  // them, and [rows], the highest so far, that was subtracted.
   float *kept = nullptr, *kept_max = nullptr;
   State state;
   Columns columns;
@@ -363,6 +363,8 @@ class TileRunner {
       factors[r] = Factor(problem_, reader_, tile_.At(r), leading);
       const float magnitude = std::abs(factors[r]);
       if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
+      // Another sign would take a query out of its bytes.
+      if (problem_.products == Products::kBytes && factors[r] < 0) return;
       const float* const q = buffers_.q + r * problem_.head_size;
       if (magnitude > 1 && std::isinf(LargestMagnitude(q, problem_.head_size) * magnitude)) return;
       int exponent = 0;
@@ -492,8 +494,7 @@ static_assert(std::is_trivially_destructible_v<TileRunner>);
 
 int64_t MostKeptRows(const AttentionProblem& problem) {
   if (!RoundsProbabilities(problem)) return 0;
-  return kMostKeptFloats /
-         (Schedule::MostInTurn(problem) * MostTiles(problem) * (kTokenTile + 1));
+  return kMostKeptFloats / (Schedule::MostInTurn(problem) * MostTiles(problem) * (kTokenTile + 1));
 }
 
 void MeasureScratch(AttentionProblem& problem) {

@@ -128,6 +128,7 @@ struct Rounding {
 enum class Products : uint8_t {
   kTiles,       // K and V dequantized to f32 tiles that all rows share
   kPairs,       // the same as bf16: what is not bf16 is rounded
+  kBytes,       // whole numbers of 8 bits, with tiles of K and V as they are (byte_tiles.h)
   kStoredRows,  // few rows: token rows of K and V as they are stored, where they can be
 };
 
@@ -138,6 +139,11 @@ enum class SoftmaxPass : uint8_t {
   kOnline,         // over columns as they are seen
   kStatistics,     // of rows, to AttentionCall::statistics; nothing else is written
   kProbabilities,  // exp(score - maximum - ln sum) by the statistics of its column
+};
+
+// Of whole numbers as bytes: value = byte + offset (byte_tiles.h).
+struct ByteOffsets {
+  int32_t q = 0, k = 0, probs = 0, v = 0;
 };
 
 struct AttentionProblem {
@@ -184,6 +190,7 @@ struct AttentionProblem {
   // Queries and keys are whole numbers of which f32 holds the sums, so their products are exact:
   // scales are among the steps.
   bool whole_scores = false;
+  ByteOffsets byte_offsets;  // with kBytes
   // Scratch of a row tile, and what those that take turns share.
   int64_t own_floats = 0, shared_floats = 0;
   // With kStoredRows: K is dequantized to [channel][token] tiles, as some of its tokens are side by

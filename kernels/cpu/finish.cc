@@ -24,8 +24,8 @@ void StoreRow(const KernelSet& kernels, const Array& array, void* data, Position
   StoreLine(kernels, array.type, data, array.IndexOf(p), array.strides[kCol], n, values);
 }
 
-// Whether sums of codes and zero points are whole numbers far below 2^23, and quotients are none that
-// are subnormal.
+// Whether sums of codes and zero points are whole numbers far below 2^23, and quotients are none
+// that are subnormal.
 bool IsSmall(const Rounding& rounding) {
   return IsInteger(rounding.type) && BitsOf(rounding.type) <= 8 &&
          std::abs(rounding.zero_point) <= int64_t{1} << 15 && rounding.scale >= 0x1p-100f &&

@@ -61,6 +61,30 @@ struct PairKernels {
   int64_t stored_rows_of_codes;
 };
 
+// What is added to the sums of a row and of a column.
+struct ByteTerms {
+  const int32_t* rows;
+  const int32_t* columns;
+};
+
+// Products of tiles of bytes, exact in s32: signed ones of rows by unsigned ones of columns, four
+// to a dword, the lowest first.
+struct ByteKernels {
+  // out[i] = values[i] - shift for i < n, zeros up to the next multiple of four. Returns their sum.
+  int32_t (*bytes)(const float* values, int64_t n, float shift, int8_t* out);
+  // Byte j of out[i] is rows[j][i] ^ flip for i < n; of a null row 0.
+  void (*zip)(const uint8_t* const (&rows)[4], int64_t n, uint8_t flip, uint32_t* out);
+  // out[c] = factor * the sum of the bytes of columns[i * stride + c] over i < quads, for c < n.
+  void (*sums)(const uint32_t* columns, int64_t stride, int64_t quads, int64_t n, int32_t factor,
+               int32_t* out);
+  // KernelSet's qk, of kHalfTile tokens, and pv: [rows][quads] by [quads][kHalfTile], and
+  // [rows][kTokenTile / 4] by [quads][head_size]. Sums with their terms become floats.
+  void (*qk)(const int8_t* q, int64_t rows, int64_t quads, const uint32_t* k,
+             const ByteTerms& terms, float* scores);
+  void (*pv)(const int8_t* probs, int64_t rows, int64_t quads, const uint32_t* v, int64_t head_size,
+             const ByteTerms& terms, const float* shrink, float* out);
+};
+
 // Types that qk_channels, qk_stored and pv_stored take as they lie in memory.
 inline bool StoredProductsTake(DataType type) {
   return type == kF32 || type == kF16 || type == kBF16 || type == kF8E4M3 || type == kF8E5M2;
@@ -150,6 +174,7 @@ struct KernelSet {
                     const float* shrink, int64_t head_size, float* out) = nullptr;
 
   const PairKernels* pairs = nullptr;
+  const ByteKernels* bytes = nullptr;
 };
 
 // The highest set that this CPU has, chosen once; or the one that the environment

@@ -83,10 +83,12 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
                own, shared),
       code_scores(problem, own, shared),
       channel_major_scores(problem, own, shared),
-      code_values(problem, own, shared) {
+      code_values(problem, own, shared),
+      bytes(problem, own, shared) {
   if (MultipliesPairsOfKeys(problem)) {
     q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
   }
+  if (problem.products == Products::kBytes) return;
   if (problem.products != Products::kPairs) {
     k = shared.Take(kHalfTile * problem.head_size);
     v = shared.Take(kHalfTile * problem.v_head_size);
@@ -107,6 +109,9 @@ void TileProducts::PrefetchFirst(const Position& batch, int64_t column, int64_t 
 void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
   buffers_.code_scores.Allow(kScoreError / amplification);
   buffers_.channel_major_scores.Allow(kScoreError / amplification);
+  if (problem_.products == Products::kBytes) {
+    return buffers_.bytes.PrepareQueries(reader_, buffers_.q, rows);
+  }
   if (!MultipliesPairsOfKeys(problem_)) return;
   const int64_t size = problem_.head_size, words = 2 * Pairs(size);
   auto* const pairs = reinterpret_cast<uint16_t*>(buffers_.q_pairs);
@@ -163,9 +168,10 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
     return;
   }
   if (problem_.products != Products::kStoredRows || problem_.k_by_channel) {
-    const bool by_pairs = problem_.products == Products::kPairs;
-    const auto multiply =
-        by_pairs ? &TileProducts::MultiplyByKeyPairs : &TileProducts::MultiplyByKeyTile;
+    const auto multiply = problem_.products == Products::kBytes ? &TileProducts::MultiplyByKeyBytes
+                          : problem_.products == Products::kPairs
+                              ? &TileProducts::MultiplyByKeyPairs
+                              : &TileProducts::MultiplyByKeyTile;
     return ForDequantized(n, [&](int64_t begin, int64_t count) {
       (this->*multiply)(column + begin, count, from, rows, scores + begin);
     });
@@ -209,16 +215,19 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
   const int64_t size = problem_.v_head_size;
   const float* const probs = buffers_.scores + from * kTokenTile;
   if (problem_.products != Products::kStoredRows) {
-    const bool by_pairs = problem_.products == Products::kPairs;
+    const bool of_floats =
+        problem_.products != Products::kBytes && problem_.products != Products::kPairs;
     const auto multiply =
-        by_pairs ? &TileProducts::MultiplyByValuePairs : &TileProducts::MultiplyByValueTile;
+        problem_.products == Products::kBytes   ? &TileProducts::MultiplyByValueBytes
+        : problem_.products == Products::kPairs ? &TileProducts::MultiplyByValuePairs
+                                                : &TileProducts::MultiplyByValueTile;
     return ForDequantized(
         n,
         [&](int64_t begin, int64_t count) {
           (this->*multiply)(column + begin, count, probs + begin, rows, shrink, out);
           std::fill_n(shrink, rows, 1.f);
         },
-        by_pairs ? kTokenTile : kHalfTile);
+        of_floats ? kHalfTile : kTokenTile);
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const bool done =

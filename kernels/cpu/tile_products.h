@@ -6,6 +6,7 @@
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/byte_tiles.h"
 #include "kvant/kernels/cpu/channel_major_scores.h"
 #include "kvant/kernels/cpu/code_scores.h"
 #include "kvant/kernels/cpu/code_values.h"
@@ -38,6 +39,7 @@ struct TileBuffers {
   CodeScores code_scores;
   ChannelMajorScores channel_major_scores;
   CodeValues code_values;
+  ByteTiles bytes;
 };
 
 class TileProducts {
@@ -69,10 +71,19 @@ class TileProducts {
   // Of up to kHalfTile columns, which are dequantized first; by pairs, values of up to kTokenTile.
   void MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, int64_t rows,
                          float* scores) const;
+  void MultiplyByKeyBytes(int64_t column, int64_t n, int64_t from, int64_t rows,
+                          float* scores) const {
+    buffers_.bytes.MultiplyByKeys(reader_, columns_.k(), batch_, column, n, from, rows, scores);
+  }
   void MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,
                           float* scores) const;
   void MultiplyByValueTile(int64_t column, int64_t n, const float* probs, int64_t rows,
                            const float* shrink, float* out) const;
+  void MultiplyByValueBytes(int64_t column, int64_t n, const float* probs, int64_t rows,
+                            const float* shrink, float* out) const {
+    buffers_.bytes.MultiplyByValues(reader_, columns_.v(), batch_, column, n, probs, rows, shrink,
+                                    out);
+  }
   void MultiplyByValuePairs(int64_t column, int64_t n, const float* probs, int64_t rows,
                             const float* shrink, float* out) const;
 

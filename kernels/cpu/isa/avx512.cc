@@ -1,4 +1,5 @@
 // The inner loops for AVX-512 (F, BW, DQ, VL, VNNI, VBMI).
+#include "kvant/kernels/cpu/isa/bytes_avx512.h"
 #include "kvant/kernels/cpu/isa/codes_avx512.h"
 #include "kvant/kernels/cpu/isa/codes_bytes_avx512.h"
 #include "kvant/kernels/cpu/isa/codes_floats.h"
@@ -12,9 +13,13 @@
 namespace kvant::cpu {
 
 const KernelSet& avx512_kernels() {
-  static constexpr KernelSet kSet = KernelSetOf(
-      "avx512", &kCodeKernels<Avx512Codes, ValuesByBytes, &kFloatCodeKernels<Avx512Floats>,
-                              PrepareForTokens<Bytes>, ScoresByTokens<Bytes>>);
+  static constexpr KernelSet kSet = [] {
+    KernelSet all = KernelSetOf(
+        "avx512", &kCodeKernels<Avx512Codes, ValuesByBytes, &kFloatCodeKernels<Avx512Floats>,
+                                PrepareForTokens<Bytes>, ScoresByTokens<Bytes>>);
+    all.bytes = &kByteKernels;
+    return all;
+  }();
   return kSet;
 }
 
