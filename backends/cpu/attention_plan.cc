@@ -10,6 +10,7 @@
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/code_parameters.h"
+#include "kvant/kernels/cpu/kept_scores.h"
 #include "kvant/kernels/cpu/scaled_rows.h"
 #include "kvant/kernels/cpu/stored_heads.h"
 
@@ -23,7 +24,6 @@ constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
 // Row tiles are no smaller, so that scores are kept.
 constexpr int64_t kLeastKeptRows = 32;
-constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // A Worker stands before its scratch, in lines of its own.
 constexpr int64_t kFloatsOfLine = 16;
@@ -109,8 +109,7 @@ Step MakeStep(const ScoreStep& from) {
 }
 
 Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
-  if (!from) return {};
-  return {from->type, from->scale, from->zero_point, from->scale};
+  return from ? Rounding{from->type, from->scale, from->zero_point, from->scale} : Rounding();
 }
 
 Segments MakeSegments(absl::Span<const KvSegment> from) {
@@ -278,8 +277,7 @@ void Plan::ChooseProducts() {
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
   const bool split_probs =
       !bf16_will_do && exact_keys && are_bf16(v_) && p.pass == SoftmaxPass::kOnline;
-  const bool whole = p.whole_scores && has_whole_values_;
-  const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs || whole);
+  const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs || is_whole_);
   const int64_t coded =
       by_pairs ? kernels_.pairs->stored_rows_of_codes : kernels_.stored_rows_of_codes;
   const int64_t others = std::min(coded, kernels_.stored_rows);
@@ -307,7 +305,7 @@ void Plan::ChooseProducts() {
     CutRows(kernels_.pairs->most_rows);
   }
   // Of fewer rows the scores are kept, but each tile of tokens is dequantized for fewer.
-  const int64_t kept = MostKeptRows(p);
+  const int64_t kept = KeptScores::MostRows(p);
   if (p.products != Products::kStoredRows && kept >= kLeastKeptRows) {
     p.row_tile = std::min(p.row_tile, kept);
   }
@@ -394,8 +392,7 @@ double Plan::rounding() const {
 
 double Plan::OwnRounding() const {
   // Queries, keys, values and probabilities to 8 bits each, or only probabilities, to 16.
-  if (problem_.products == Products::kPairs) {
-    if (problem_.whole_scores && has_whole_values_) return 0;
+  if (problem_.products == Products::kPairs && !is_whole_) {
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   }
   // Where probabilities are rounded, values are not on codes, and scores are as exact as f32's
@@ -429,11 +426,9 @@ std::string Plan::ProductsName() const {
     case Products::kBytes:
       return "integer products of tiles";
     case Products::kPairs:
-      if (problem_.whole_scores && has_whole_values_) {
-        return "bf16 products of tiles, exact as codes are whole numbers";
-      }
-      return problem_.split_probs ? "bf16 products of tiles, of probabilities as two numbers each"
-                                  : "bf16 products of tiles";
+      return is_whole_              ? "bf16 products of tiles, exact as codes are whole numbers"
+             : problem_.split_probs ? "bf16 products of tiles, of probabilities as two numbers each"
+                                    : "bf16 products of tiles";
     case Products::kStoredRows:
       return absl::StrCat(
           "K by ",
@@ -463,42 +458,11 @@ std::string Plan::ToString() const {
   const std::optional<int64_t> splits = Schedule::StaticSplits(problem_);
   absl::StrAppend(&text, splits ? absl::StrCat(*splits, *splits == 1 ? " split, " : " splits, ")
                                 : std::string("splits by length, "));
-  if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
+  if (const int64_t kept = KeptScores::MostRows(problem_); RoundsProbabilities(problem_)) {
+    absl::StrAppend(&text, problem_.row_tile <= kept ? "scores kept, " : "scores twice, ");
+  }
   const int64_t bytes = (worker_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
   return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");
-}
-
-std::string WhyUnsupported(const AttentionSpec& spec) {
-  constexpr FeatureSet kTaken = {
-      Feature::kQuantizedK,  Feature::kQuantizedV,    Feature::kStaticQuantization,
-      Feature::kSegments,    Feature::kRuntimeShift,  Feature::kSinks,
-      Feature::kKvLengths,   Feature::kKvFirst,       Feature::kRanges,
-      Feature::kPages,       Feature::kRaggedQueries, Feature::kStats,
-      Feature::kDropout,     Feature::kOverQueries,   Feature::kHadamard,
-      Feature::kCodebook,    Feature::kMultiplyStep,  Feature::kDivideStep,
-      Feature::kAddStep,     Feature::kSubtractStep,  Feature::kMaximumStep,
-      Feature::kMinimumStep, Feature::kTanhStep,      Feature::kSelectStep,
-      Feature::kBandStep,    Feature::kAlibiStep,
-  };
-  if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
-  // Of broadcast views, say: tiles of so many channels would overflow the sizes of scratch.
-  constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
-  for (const int64_t size : {spec.head_size, spec.v_head_size}) {
-    if (size > kMaxHeadSize) return absl::StrCat("a head size of ", size);
-  }
-  for (const auto& [block, size] : {std::pair(spec.q_hadamard, spec.head_size),
-                                    std::pair(spec.output_hadamard, spec.v_head_size)}) {
-    if (block != 0 && (block < 1 || (block & (block - 1)) != 0 || size % block != 0)) {
-      return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
-    }
-  }
-  // A unit holds half a tile of K and V and at least kMinRowTile rows of Q and O in f32.
-  if ((spec.head_size + spec.v_head_size) * 2 * kHalfTile * int64_t{sizeof(float)} >
-      kMaxUnitBytes) {
-    return absl::StrCat("head sizes of ", spec.head_size, " and ", spec.v_head_size,
-                        ", whose tiles exceed ", kMaxUnitBytes >> 20, " MiB");
-  }
-  return spec.over_queries ? WhyNotTwoPasses(spec) : "";
 }
 
 }  // namespace kvant::cpu

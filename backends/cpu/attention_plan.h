@@ -73,7 +73,7 @@ class Plan : public Executable {
   Segments k_, v_;
   absl::InlinedVector<Step, 3> steps_;
   float scores_factor_ = 1.f;  // of whole numbers
-  bool has_whole_values_ = false, has_bytes_ = false;
+  bool is_whole_ = false, has_bytes_ = false;
   AttentionProblem problem_;
   // Of a tile, at most, whose K and V are multiplied as they are stored.
   struct {

@@ -88,14 +88,13 @@ void Plan::TakeWholeNumbers() {
   const Whole probs{p.probs_rounding.scale, p.probs_rounding.type, p.probs_rounding.zero_point};
   const Whole v = WholeOf(spec_.v);
   const float output_factor = probs.scale * v.scale;
-  has_whole_values_ = IsWhole(probs.type, probs.zero_point) && IsOrdinary(output_factor);
-  if (has_whole_values_) {
+  if (IsWhole(probs.type, probs.zero_point) && IsOrdinary(output_factor)) {
+    is_whole_ = p.whole_scores;
     p.probs_rounding.unit = 1.f;
     take(v_);
     p.output_factor = output_factor;
   }
-  has_bytes_ = p.whole_scores && has_whole_values_ && AreBytes(k_, p.head_size) &&
-               AreBytes(v_, p.v_head_size);
+  has_bytes_ = is_whole_ && AreBytes(k_, p.head_size) && AreBytes(v_, p.v_head_size);
   p.byte_offsets = {q.offset(), k.unsigned_offset(), probs.offset(), v.unsigned_offset()};
 }
 

@@ -11,6 +11,7 @@
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/finish.h"
+#include "kvant/kernels/cpu/kept_scores.h"
 #include "kvant/kernels/cpu/score_steps.h"
 #include "kvant/kernels/cpu/tile_products.h"
 
@@ -19,40 +20,19 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr int64_t kNoTile = -1;  // in Worker::tiles
-// Scores that the row tiles of a worker keep. Half as many take 1.13 of the time for 4k tokens,
-// twice as many 0.93 (Zen 4).
-constexpr int64_t kMostKeptFloats = int64_t{1} << 19;
-
-// Tiles of tokens of a batch row, at most. The first and the last may have fewer tokens than
-// others, and all have half as many where there are few.
-int64_t MostTiles(const AttentionProblem& problem) {
-  return CeilDiv(problem.kv_len, Schedule::TokenTile(problem, problem.kv_len)) + 4;
-}
-
-// Whether probabilities are rounded, once those of all columns are known.
-bool RoundsProbabilities(const AttentionProblem& problem) {
-  return problem.pass != SoftmaxPass::kProbabilities && problem.probs_rounding.type != kUndef;
-}
 
 // The scratch of a row tile, and what those that take turns share: it holds nothing from one tile
 // of tokens to the next.
 struct Buffers : TileBuffers {
   float *shrink, *operands;
   float* factors;  // by row
-  // Where probabilities are rounded, for which the statistics of all columns come first, and a row
-  // tile's scores are kept until then: by tile of tokens, [rows][kTokenTile] as softmax leaves
-  // them, and [rows], the highest so far, that was subtracted.
-  float *kept = nullptr, *kept_max = nullptr;
+  KeptScores kept;
   State state;
   Columns columns;
 
   Buffers(const AttentionProblem& problem, Arena& own, Arena& shared)
-      : TileBuffers(problem, own, shared), columns(problem, own) {
+      : TileBuffers(problem, own, shared), kept(problem, own), columns(problem, own) {
     const int64_t rows = problem.row_tile;
-    if (rows <= MostKeptRows(problem)) {
-      kept = own.Take(MostTiles(problem) * rows * kTokenTile);
-      kept_max = own.Take(MostTiles(problem) * rows);
-    }
     shrink = shared.Take(WholeHalves(rows));
     operands = shared.Take(2 * kTokenTile);
     factors = own.Take(rows);
@@ -135,7 +115,6 @@ class TileRunner {
     if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
     exists_ = split < buffers_.columns.chunks();
-    token_ = live_.end;
     if (!exists_) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
@@ -152,17 +131,17 @@ class TileRunner {
     if (!rounds()) return;
     // Probabilities must be final before they are rounded: first the statistics alone, then the
     // scores once more, unless they are kept.
-    tile_index_ = 0;
+    buffers_.kept.Rewind();
     is_scored_ = false;
     while (Sweep([this](const Part& part) {
       UpdateStatistics(part);
-      if (keeps()) std::copy_n(part.state.max, part.tile.rows, part.kept_max);
+      if (buffers_.kept.any()) buffers_.kept.KeepMax(part.from, part.tile.rows, part.state);
     })) {
     }
     AddSinks(problem_, reader_, tile_, state_);
     token_ = live_.begin;
-    tile_index_ = 0;
-    is_scored_ = keeps();
+    buffers_.kept.Rewind();
+    is_scored_ = buffers_.kept.any();
     buffers_.columns.TakeTurns(in_turn);
   }
 
@@ -193,7 +172,6 @@ class TileRunner {
  private:
   bool joins() const { return place_.row->splits > 1; }
   bool rounds() const { return RoundsProbabilities(problem_); }
-  bool keeps() const { return buffers_.kept != nullptr; }
 
   void PrefetchFirst(const Position& batch, const ColumnRange& columns) const {
     const int64_t end = std::min(buffers_.columns.TileEnd(columns.begin), columns.end);
@@ -224,7 +202,6 @@ class TileRunner {
     RowTile tile;
     float* scores = nullptr;
     const float* factors = nullptr;  // not null: that softmax multiplies scores by
-    float* kept_max = nullptr;
     State state;
   };
 
@@ -272,29 +249,13 @@ class TileRunner {
 
   void MultiplyFinalProbabilities(const Part& part) {
     const int64_t rows = part.tile.rows;
-    float* const divisors = buffers_.shrink;
-    for (int64_t r = 0; r < rows; ++r) {
-      const float max = part.state.max[r] == kNegInf ? 0.f : part.state.max[r];
-      if (is_scored_) {
-        divisors[r] = part.kept_max[r] - max;
-      } else {
-        kernels_.exp_row(part.scores + r * kTokenTile, WholeHalves(part.tokens), max);
-      }
-    }
-    if (is_scored_) {
-      std::fill(divisors + rows, divisors + WholeHalves(rows), 0.f);
-      kernels_.exp_row(divisors, WholeHalves(rows), 0.f);
-    } else {
-      std::fill_n(divisors, rows, 1.f);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      // Of an empty row, Finish decides what the output is.
-      divisors[r] = (part.state.sum[r] == 0.f ? 1.f : part.state.sum[r]) / divisors[r];
-    }
+    buffers_.kept.Exponentials(kernels_, part.from, rows, WholeHalves(part.tokens), part.state,
+                               part.scores, buffers_.shrink);
     if (problem_.dropout) {
       ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
     }
-    RoundQuotients(kernels_, problem_.probs_rounding, rows, part.tokens, divisors, part.scores);
+    RoundQuotients(kernels_, problem_.probs_rounding, rows, part.tokens, buffers_.shrink,
+                   part.scores);
     std::fill_n(buffers_.shrink, rows, 1.f);
     MultiplyByValues(part);
   }
@@ -386,10 +347,10 @@ class TileRunner {
   bool Sweep(Use use) {
     if (token_ >= live_.end) return false;
     const int64_t end = std::min(buffers_.columns.TileEnd(token_), live_.end);
-    if (keeps()) buffers_.scores = buffers_.kept + tile_index_ * problem_.row_tile * kTokenTile;
+    if (buffers_.kept.any()) buffers_.scores = buffers_.kept.scores();
     Part part = MakePart(token_, end - token_);
     token_ = end;
-    ++tile_index_;
+    buffers_.kept.Next();
     if (part.tile.rows == 0) return true;
     if (next_ && end == live_.end) PrefetchFirst(next_->first, next_->second);
     if (!is_scored_) {
@@ -421,7 +382,6 @@ class TileRunner {
               tile_,
               buffers_.scores + from * kTokenTile,
               nullptr,
-              buffers_.kept_max + tile_index_ * problem_.row_tile + from,
               state_.From(from, problem_.v_head_size)};
     part.tile.first += from;
     part.tile.rows = to - from;
@@ -437,7 +397,7 @@ class TileRunner {
     const bool is_done = steps.first == problem_.step_count;
     if (scales_scores_) {
       const float* const factors = buffers_.factors + part.from;
-      if (is_done && (keeps() || !rounds())) {
+      if (is_done && (buffers_.kept.any() || !rounds())) {
         part.factors = factors;
       } else {
         kernels_.scale({.scales = factors, .group = kTokenTile}, part.tile.rows * kTokenTile,
@@ -474,8 +434,7 @@ class TileRunner {
   bool exists_ = false;
   State state_;
   int64_t token_ = 0;
-  int64_t tile_index_ = 0;  // of the tiles of tokens that are kept
-  bool is_scored_ = false;  // they are
+  bool is_scored_ = false;  // the scores of all columns are kept
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
   bool scales_scores_ = false;
@@ -491,11 +450,6 @@ constexpr int64_t kRunnerFloats = CeilDiv(sizeof(TileRunner), 64) * 16;
 static_assert(std::is_trivially_destructible_v<TileRunner>);
 
 }  // namespace
-
-int64_t MostKeptRows(const AttentionProblem& problem) {
-  if (!RoundsProbabilities(problem)) return 0;
-  return kMostKeptFloats / (Schedule::MostInTurn(problem) * MostTiles(problem) * (kTokenTile + 1));
-}
 
 void MeasureScratch(AttentionProblem& problem) {
   Arena own(nullptr), shared(nullptr);

@@ -15,9 +15,6 @@
 
 namespace kvant::cpu {
 
-// Of how many rows, at most, a row tile's scores are kept until probabilities can be rounded; 0 where
-// they are not rounded. Of more they are computed twice.
-int64_t MostKeptRows(const AttentionProblem& problem);
 // Sets own_floats and shared_floats of a problem that is complete otherwise.
 void MeasureScratch(AttentionProblem& problem);
 // Scratch of a worker; of a call with two problems, the larger one.

@@ -136,7 +136,7 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
 }
 
 int64_t Schedule::TokenTile(const AttentionProblem& problem, int64_t tokens) {
-  if (tokens < kFewTokens) return kHalfTile;
+  if (tokens < kFewTokens && problem.products == Products::kStoredRows) return kHalfTile;
   const int64_t wanted = WantedInTurn(problem);
   return wanted > 1 && wanted > TilesThatFit(problem, kTokenTile) ? kHalfTile : kTokenTile;
 }

@@ -26,6 +26,7 @@ struct Quantized {
   FakeQuantize probs{kU8, 1.f / 255, 0};
   std::optional<FakeQuantize> output = std::nullopt;
   bool sinks = false;
+  int64_t low_tokens = 0;  // the first, whose scores are far below those of the others
 };
 
 Quantization Static(const Codes& codes) {
@@ -57,7 +58,8 @@ Case Make(const Shape& shape, const Quantized& how) {
   c.AddScale();
   ScoreStep mask{.kind = ScoreStep::Kind::kAdd};
   mask.operand.view = c.AddDense(kF32, {shape.b0, 1, 1, 1, shape.kv_len}, [&](const Dims5& p) {
-    return (p[0] + p[4]) % 5 == 4 ? -1e4 : c.Random(-1, 1);
+    const double random = c.Random(-1, 1);
+    return p[4] < how.low_tokens ? random - 100 : (p[0] + p[4]) % 5 == 4 ? -1e4 : random;
   });
   c.spec.steps.push_back(mask);
   if (how.sinks) {
@@ -237,6 +239,47 @@ TEST(WholeNumbers, Outputs) {
     for (const int64_t dv : {1, 15, 40, 128}) {
       Check({.q_len = 2, .kv_len = 70, .dv = dv}, {.output = output});
       Check({.b0 = 1, .q_len = 100, .kv_len = 70, .dv = dv}, {.output = output});
+    }
+  }
+}
+
+// Tiles of tokens before the highest score.
+TEST(WholeNumbers, LowScoresFirst) {
+  for (const int64_t low : {3, 128, 200, 299, 300}) {
+    Check({.q_len = 2, .kv_len = 300}, {.low_tokens = low});
+    Check({.b0 = 1, .q_len = 80, .kv_len = 300}, {.low_tokens = low});
+  }
+}
+
+// Wherever tokens lie. A wrong token would be off by far more than a code of one probability.
+TEST(WholeNumbers, LayoutsSegmentsAndLengths) {
+  using Order = Format::Order;
+  for (const Order order : {Order::kTokenMajor, Order::kByToken, Order::kPadded,
+                            Order::kChannelMajor, Order::kInterleaved}) {
+    for (const std::vector<int64_t>& tokens : {std::vector<int64_t>{37}, {5, 32}, {20, 1, 16}}) {
+      for (const int64_t q_len : {1, 9, 150}) {
+        for (const bool alike : {true, false}) {
+          Case c({.q_len = q_len, .kv_len = 37, .d = 20, .dv = 12});
+          const Codes codes{kU8, 120, 0.02f};
+          c.spec.q = c.AddDense(kU8, {2, 2, 3, q_len, 20},
+                                [&](const Dims5&) { return std::floor(c.Random(60, 200)); });
+          c.spec.q_quantization = Static(codes);
+          c.SetK({.type = kS8, .order = order}, tokens);
+          c.SetV({.type = kU8, .order = order}, tokens);
+          for (KvSegment& segment : c.spec.k) segment.quantization = Static({kS8, -5, 0.01f});
+          for (KvSegment& segment : c.spec.v) segment.quantization = Static({kU8, 100, 0.01f});
+          if (!alike) c.spec.v.back().quantization = Static({kU8, 30, 0.02f});
+          c.AddScale();
+          c.spec.probs_quantization = FakeQuantize{kU8, 1.f / 255, 0};
+          if (tokens.size() == 1) {
+            const double lengths[] = {23, 37};
+            c.spec.kv_lengths =
+                c.AddDense(kS32, {2, 1, 1, 1, 1}, [&](const Dims5& p) { return lengths[p[0]]; });
+          }
+          c.Check(8e-3);
+          if (HasFailure()) return;
+        }
+      }
     }
   }
 }
