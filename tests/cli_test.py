@@ -259,7 +259,7 @@ class CommandTest(unittest.TestCase):
         base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads", "2"]
         for extra in [["--causal"], ["--causal=bottom-right"], ["--mask=NxHxQxS"],
                       ["--mask=Nx1x1xS"], ["--select"], ["--soft-cap"], ["--scale", "mul"],
-                      ["--scale", "none"], ["--stats"], ["--dropout"], ["--transpose-output"],
+                      ["--scale", "none"], ["--stats"], ["--dropout"], ["--transpose-output"], ["--static-int8"],
                       ["--v-head-size", "24"],
                       ["--hadamard", "8", "--k", "s4:g8"], ["--dtype", "bf16", "--k", "u4:g8:zp"],
                       ["--k-layout", "transposed", "--k", "s8:g8"],

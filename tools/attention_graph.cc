@@ -60,6 +60,9 @@ absl::Status CheckOptions(const Options& o) {
   if (o.token_major && o.k_layout != Options::KLayout::kTokens) {
     return Bad("token-major does not go with k-layout");
   }
+  if (o.static_int8 && (o.single_op || o.k || o.v || o.dtype != kF32)) {
+    return Bad("static-int8 goes with f32 and neither with k, v nor with the single op (--op)");
+  }
   if (o.hadamard != 0 && o.single_op) {
     return Bad("hadamard does not go with the single op (--op)");
   }
@@ -128,7 +131,8 @@ class Maker {
     }
     const bool swapped = layout != Options::KLayout::kTokens;
     KvInputs kv;
-    kv.data = g_.Input(name, format.type, swapped ? SwapLast(dims) : dims, StridesOf(dims, layout));
+    kv.data = g_.Input(name, o_.static_int8 ? kS8 : format.type, swapped ? SwapLast(dims) : dims,
+                       StridesOf(dims, layout));
     if (!format.quantized()) return kv;
 
     const absl::StatusOr<Dims> group = format.GroupShape(dims);
@@ -170,10 +174,34 @@ class Maker {
       if (!kv.zero_points) return g_.DynamicDequantize(kv.data, *kv.scales, options);
       return g_.DynamicDequantize(kv.data, *kv.scales, *kv.zero_points, options);
     }
+    if (o_.static_int8) return FromCodes(kv.data, kCodes);
     if (format.type == o_.dtype) return kv.data;
     // TypeCast takes one of the 16-bit types to the other only through f32.
     const bool via_f32 = format.type != kF32 && o_.dtype != kF32;
     return g_.TypeCast(via_f32 ? g_.TypeCast(kv.data, kF32) : kv.data, o_.dtype);
+  }
+
+  // Constant parameters of a tensor's codes.
+  struct Static {
+    float scale;
+    int64_t zero_point;
+  };
+  static constexpr Static kQueryCodes{0.02f, 120}, kCodes{0.01f, 0}, kProbabilities{1.f / 255, 0},
+      kOutputCodes{0.01f, 128};
+  static Attributes AttributesOf(const Static& of) {
+    return {{Attr::kScales, std::vector<float>{of.scale}},
+            {Attr::kZps, std::vector<int64_t>{of.zero_point}}};
+  }
+  Value FromCodes(Value codes, const Static& of) {
+    return g_.AddOp(OpKind::kDequantize, "", {codes}, {kF32}, AttributesOf(of))[0];
+  }
+  Value ToCodes(Value x, const Static& of) {
+    return g_.AddOp(OpKind::kQuantize, "", {x}, {kU8}, AttributesOf(of))[0];
+  }
+  Value Queries() {
+    const Dims dims = Shape(o_.heads, o_.q_len, o_.head_size);
+    return o_.static_int8 ? FromCodes(g_.Input("q", kU8, dims), kQueryCodes)
+                          : g_.Input("q", o_.dtype, dims);
   }
 
   // The tokens of each sequence, of K if they are the first to be loaded: then lengths are known.
@@ -278,7 +306,7 @@ class Maker {
 
   void MakeOps() {
     const NumberFormat k_format = *o_.k;
-    const Value q = Rotated(g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size)));
+    const Value q = Rotated(Queries());
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
     const bool swapped = o_.k_layout != Options::KLayout::kTokens;
     const Value keys = Loaded(Decompress(k, k_format), o_.head_size, swapped);
@@ -304,13 +332,14 @@ class Maker {
       probs = g_.SoftMax(scores, softmax);
     }
     if (o_.dropout) probs = ApplyDropout(probs);
+    if (o_.static_int8) probs = FromCodes(ToCodes(probs, kProbabilities), kProbabilities);
     Value out = Rotated(g_.MatMul(probs, Values(keys), {.type = o_.dtype}));
     if (o_.transpose_output) {
       out = g_.Transpose(
           out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});
       out = g_.Reorder(out);
     }
-    g_.Output("o", out);
+    g_.Output("o", o_.static_int8 ? ToCodes(out, kOutputCodes) : out);
   }
 
   void MakeSingleOp() {
@@ -353,9 +382,9 @@ absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
   Options o = options;
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.v_head_size == 0) o.v_head_size = o.head_size;
+  KVANT_RETURN_IF_ERROR(CheckOptions(o));
   if (!o.k) o.k = NumberFormat{.type = o.dtype};
   if (!o.v) o.v = NumberFormat{.type = o.dtype};
-  KVANT_RETURN_IF_ERROR(CheckOptions(o));
   if (!IsComputeFloat(o.dtype)) return Bad("dtype is none of f32, bf16, f16");
   GraphOptions graph_options;
   // oneDNN multiplies codes in floating point only with this permission.

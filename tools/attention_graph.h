@@ -36,6 +36,9 @@ struct AttentionGraphOptions {
   std::string select;  // false masks
   bool stats = false;
   bool dropout = false;
+  // Queries, K, V, probabilities and output are codes of 8 bits with constant scales, as in
+  // oneDNN's graphs of int8; `dtype` is f32, k and v are absent.
+  bool static_int8 = false;
   bool transpose_output = false;  // [batch, queries, heads, head size]
   // K and V were rotated in blocks of so many channels when they were written, so that queries and
   // output are; 0: not.

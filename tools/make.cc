@@ -85,6 +85,9 @@ struct MakeArguments {
                     "Rotate queries and output in blocks of so many channels, for K and V that "
                     "are stored rotated")
         ->check(CLI::PositiveNumber);
+    command.add_flag("--static-int8", graph.static_int8,
+                     "Queries, K, V, probabilities and output as 8-bit codes with constant "
+                     "scales, as in oneDNN's graphs of int8");
     command.add_flag("--transpose-output", graph.transpose_output,
                      "Output as [batch, queries, heads, head size]");
     command.add_flag("--latent", graph.latent,
@@ -113,8 +116,12 @@ struct MakeArguments {
     AttentionGraphOptions o = graph;
     o.dtype = *DataTypeFromName(dtype);
     if (!fpmath.empty()) o.fpmath = FpMathFromName(fpmath);
-    KVANT_ASSIGN_OR_RETURN(o.k, ParseNumberFormat(k.empty() ? dtype : k));
-    KVANT_ASSIGN_OR_RETURN(o.v, ParseNumberFormat(v.empty() ? dtype : v));
+    if (!k.empty()) {
+      KVANT_ASSIGN_OR_RETURN(o.k, ParseNumberFormat(k));
+    }
+    if (!v.empty()) {
+      KVANT_ASSIGN_OR_RETURN(o.v, ParseNumberFormat(v));
+    }
     if (scale == "mul") o.scale = AttentionGraphOptions::Scale::kMultiply;
     if (scale == "none") o.scale = AttentionGraphOptions::Scale::kNone;
     if (k_layout == "transposed") o.k_layout = AttentionGraphOptions::KLayout::kTransposed;

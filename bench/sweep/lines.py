@@ -32,8 +32,10 @@ class Line:
         return 2 * KV_HEADS * TOKENS * self.head_size
 
     def make(self, queries):
+        # Constant scales stand in the graph.
+        sides = () if "--static-int8" in self.more else ("--k", self.k, "--v", self.v)
         return ["--heads", str(HEADS), "--kv-heads", str(KV_HEADS), "--kv-len", str(TOKENS), "--head-size",
-                str(self.head_size), "--q-len", str(queries), "--k", self.k, "--v", self.v, *self.more]
+                str(self.head_size), "--q-len", str(queries), *sides, *self.more]
 
 
 FORMATS = (
@@ -57,6 +59,7 @@ MASKS = (("causal", ("--causal=bottom-right",)), ("mask", ("--mask",)), ("mask o
          ("ring", ("--ring",)), ("pages of 16", ("--page-size", "16")), ("pages of 64", ("--page-size", "64")),
          ("sinks and window apart", ("--sink-tokens", "4", "--window-tokens", "128")),
          ("rotated", ("--hadamard", "128")), ("dropout", ("--dropout",)))
+STATIC = (("heads apart", ()), ("heads of a token side by side", ("--token-major",)), ("mask", ("--mask",)))
 LAYOUTS = (("K's tokens innermost", ("--k-layout", "channels")), ("K transposed", ("--k-layout", "transposed")),
            ("heads of a token side by side", ("--token-major",)),
            ("pages of 16, likewise", ("--token-major", "--page-size", "16")), ("output by query", ("--transpose-output",)))
@@ -80,6 +83,8 @@ def all_lines():
     for side, size in PLACES:
         for name, more in APART:
             yield Line("places of parameters", f"{name}, {side}, heads of {size}", side, side, more, size)
+    for name, more in STATIC:
+        yield Line("static int8", name, "s8", "s8", ("--static-int8", *more))
     for family, variants in (("masks and loads", MASKS), ("layouts", LAYOUTS), ("queries", DTYPES)):
         for name, more in variants:
             for side in ("f16", "s8:g32", "u4:g32:zp"):

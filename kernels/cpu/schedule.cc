@@ -23,7 +23,8 @@ constexpr int64_t kTimesApart = 2;
 // Tiles of all heads in turn are prefetched ahead, so they must fit into the second-level cache.
 // Where heads prefetch one another's rows, for which all of a token must take turns, more pays.
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
-// So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
+// So few are cut into half tiles, where few rows are multiplied as they are stored: memory would
+// wait for a whole one, and then computing for memory.
 constexpr int64_t kFewTokens = 2 * kTokenTile;
 // Partial results of all chunks of a problem take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;

@@ -276,7 +276,7 @@ TEST(WholeNumbers, LayoutsSegmentsAndLengths) {
             c.spec.kv_lengths =
                 c.AddDense(kS32, {2, 1, 1, 1, 1}, [&](const Dims5& p) { return lengths[p[0]]; });
           }
-          c.Check(8e-3);
+          c.Check(alike ? 8e-3 : 2e-2);  // one probability may have the next code
           if (HasFailure()) return;
         }
       }
