@@ -22,23 +22,30 @@ import machine  # noqa: E402
 
 ONEDNN = ROOT / ".deps" / "onednn-sycl" / "lib"
 HEADS = ["--heads", "32", "--kv-heads", "8", "--head-size", "128"]
-DECODE = ["--q-len", "1", "--kv-len", "32768"]
-PROMPT = ["--q-len", "512", "--kv-len", "4096"]
+DECODE = [*HEADS, "--q-len", "1", "--kv-len", "32768"]
+PROMPT = [*HEADS, "--q-len", "512", "--kv-len", "4096"]
+ENCODER = ["--heads", "16", "--head-size", "64", "--q-len", "384", "--kv-len", "384", "--mask=Nx1x1xS"]
+INT8 = ["--k", "s8:g32", "--v", "s8:g32"]
+INT4 = ["--k", "u4:g32", "--v", "u4:g32"]
+STATIC = ["--static-int8"]
 # Name, shape, storage of K and V, calls of oneDNN.
-CASES = [("decode, 32,768 tokens, int8", DECODE, "s8:g32", 2),
-         ("decode, 32,768 tokens, int4", DECODE, "u4:g32", 2),
-         ("decode, 32,768 tokens, f32", DECODE, None, 40),
-         ("prompt, 512 x 4,096, int8", PROMPT, "s8:g32", 1),
-         ("prompt, 512 x 4,096, int4", PROMPT, "u4:g32", 1),
-         ("prompt, 512 x 4,096, f32", PROMPT, None, 8)]
+CASES = [("decode, 32,768 tokens, int8", DECODE, INT8, 2),
+         ("decode, 32,768 tokens, int4", DECODE, INT4, 2),
+         ("decode, 32,768 tokens, static int8", DECODE, STATIC, 40),
+         ("decode, 32,768 tokens, f32", DECODE, [], 40),
+         ("prompt, 512 x 4,096, int8", PROMPT, INT8, 1),
+         ("prompt, 512 x 4,096, int4", PROMPT, INT4, 1),
+         ("prompt, 512 x 4,096, static int8", PROMPT, STATIC, 8),
+         ("prompt, 512 x 4,096, f32", PROMPT, [], 8),
+         ("encoder, 16 heads of 64, 384 tokens, static int8", ENCODER, STATIC, 60),
+         ("encoder, 16 heads of 64, 384 tokens, f32", ENCODER, [], 60)]
 
 
 def measure(build, shape, storage, calls, onednn_calls):
-    storages = ["--k", storage, "--v", storage] if storage else []
     environment = {**os.environ, "LD_LIBRARY_PATH": str(ONEDNN),
                    "OCL_ICD_FILENAMES": str(ONEDNN / "libintelocl.so")}
     with tempfile.NamedTemporaryFile(suffix=".json") as graph:
-        made = subprocess.run([build / "kvant", "make", *HEADS, *shape, *storages], check=True,
+        made = subprocess.run([build / "kvant", "make", *shape, *storage], check=True,
                               capture_output=True)
         pathlib.Path(graph.name).write_bytes(made.stdout)
         done = subprocess.run(
@@ -59,7 +66,8 @@ def markdown(description, rows, calls):
         f"{description['cpu']}, {description['cores']} cores, {description['memory_gib']} GiB; "
         f"oneDNN 3.13 on SYCL's CPU device; {description['commit']}, "
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}. 32 query heads on 8 of K and V, head size 128, "
-        "f32 queries, groups of 32; all threads.",
+        "f32 queries, groups of 32, unless said; in static int8 queries, K, V, probabilities and output are codes "
+        "with constant scales. All threads.",
         "",
         f"Medians of {calls} calls each (prompts: {calls // 4}), kvant's own and through the ABI in turns over rotating "
         "buffers; the ratio is the median of those of neighbours. oneDNN's calls of compressed attention, in reference "
@@ -94,7 +102,7 @@ def main():
     for name, shape, storage, onednn_calls in CASES:
         if arguments.only not in name:
             continue
-        calls = arguments.calls if shape is DECODE else arguments.calls // 4
+        calls = arguments.calls // 4 if shape is PROMPT else arguments.calls
         rows.append((name, measure(arguments.build, shape, storage, calls, onednn_calls)))
         print(name, json.dumps(rows[-1][1]), file=sys.stderr, flush=True)
     table = markdown(description, rows, arguments.calls)
