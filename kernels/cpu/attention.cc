@@ -24,8 +24,7 @@ constexpr int64_t kNoTile = -1;  // in Worker::tiles
 // The scratch of a row tile, and what those that take turns share: it holds nothing from one tile
 // of tokens to the next.
 struct Buffers : TileBuffers {
-  float *shrink, *operands;
-  float* factors;  // by row
+  float *shrink, *operands, *factors;  // the first and the last by row
   KeptScores kept;
   State state;
   Columns columns;
@@ -405,11 +404,12 @@ class TileRunner {
       }
     }
     if (is_done && part.tokens == columns) return;
+    StepOperand operand{buffers_.operands};
     for (int64_t r = 0; r < part.tile.rows; ++r) {
       float* row = part.scores + r * kTokenTile;
       Position p = part.tile.At(r);
       p.at[kCol] = part.token;
-      ApplySteps(problem_, reader_, steps, p, part.tokens, tile_.extent, row, buffers_.operands);
+      ApplySteps(problem_, reader_, steps, p, part.tokens, tile_.extent, row, operand);
       std::fill(row + part.tokens, row + columns, kNegInf);
     }
   }

@@ -112,12 +112,16 @@ void ApplyAlibi(int64_t first, const float* slope, bool per_column, int64_t n, f
 }
 
 void ApplyStep(const Step& step, const Reader& reader, const Position& p, int64_t n,
-               const Extent& extent, float* s, float* scratch) {
+               const Extent& extent, float* s, StepOperand& last) {
   using Kind = Step::Kind;
   if (step.kind == Kind::kTanh) return reader.kernels->tanh(s, n);
-  const float* operand = scratch;
+  const float* const operand = last.scratch;
   const bool wide = OverColumns(step.operand);
-  reader.Line(step.operand, p, kCol, wide ? n : 1, scratch);
+  if (const int64_t index = step.operand.IndexOf(p); last.step != &step || last.index != index) {
+    reader.Line(step.operand, p, kCol, wide ? n : 1, last.scratch);
+    last.step = &step;
+    last.index = index;
+  }
   switch (step.kind) {
     case Kind::kMultiply:
       return Combine(operand, wide, n, s, [](float a, float b) { return a * b; });
@@ -132,7 +136,7 @@ void ApplyStep(const Step& step, const Reader& reader, const Position& p, int64_
     case Kind::kMinimum:
       return Combine(operand, wide, n, s, [](float a, float b) { return b < a || b != b ? b : a; });
     case Kind::kSelect:
-      return ApplySelect(step, reader, p, operand, wide, n, s, scratch + kTokenTile);
+      return ApplySelect(step, reader, p, operand, wide, n, s, last.scratch + kTokenTile);
     case Kind::kBand:
       return ApplyBand(Band(step, reader, p, extent), step.inverted, operand, wide, p.at[kCol], n,
                        s);
@@ -223,11 +227,12 @@ StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands) {
 }
 
 void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
-                const Position& p, int64_t n, const Extent& extent, float* scores, float* scratch) {
+                const Position& p, int64_t n, const Extent& extent, float* scores,
+                StepOperand& operand) {
   for (int i = steps.first; i < problem.step_count; ++i) {
     const Step& step = problem.steps[i];
     if (step.kind == Step::Kind::kBand && steps.skip_bands) continue;
-    ApplyStep(step, reader, p, n, extent, scores, scratch);
+    ApplyStep(step, reader, p, n, extent, scores, operand);
   }
 }
 

@@ -40,10 +40,17 @@ struct StepRange {
 // left if the range begins at step_count.
 StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands);
 
-// Applies steps to scores of n columns from position `p` on.
-// `scratch`: 2 * kTokenTile floats.
+// The operand that was read last, for rows of a tile that have the same.
+struct StepOperand {
+  float* scratch = nullptr;  // 2 * kTokenTile
+  const Step* step = nullptr;
+  int64_t index = 0;  // in its array
+};
+
+// Applies steps to scores of n columns from position `p` on. `operand` is for one tile of tokens.
 void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
-                const Position& p, int64_t n, const Extent& extent, float* scores, float* scratch);
+                const Position& p, int64_t n, const Extent& extent, float* scores,
+                StepOperand& operand);
 
 }  // namespace kvant::cpu
 
