@@ -24,6 +24,8 @@ int64_t KvTensor::rotation() const {
 
 double KvTensor::largest() const {
   double most = std::numeric_limits<float>::max();
+  // A code times its scale is up to the span of a group, before its zero point is subtracted.
+  if (storage_.format.zero_points == NumberFormat::ZeroPoints::kReal) most /= 2;
   for (const LogicalTensor& part : parts_) {
     if (!part.dims) continue;
     if (part.type == kF16) most = std::min(most, 65504.0);

@@ -198,6 +198,12 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+// For refusals: what the op writes to is no longer called like its source.
+void NameAsDeclared(const ShapeContext& context, LogicalTensor& dst) {
+  dst.name = context.declared.empty() ? "" : context.declared[0]->name;
+  if (!context.declared.empty()) dst.id = context.declared[0]->id;
+}
+
 absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
@@ -207,7 +213,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   LogicalTensor dst = src;
   const int64_t tokens = (*src.dims)[axis], capacity = DeclaredDim(context, 0, src.rank(), axis);
   (*dst.dims)[axis] = capacity;
-  if (!context.declared.empty()) dst.id = context.declared[0]->id;
+  NameAsDeclared(context, dst);
   if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
     return ShapeError(op, DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
                       ", more than ", DescribeDims(dst), " holds");
@@ -231,7 +237,7 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   }
   const LogicalTensor rows = TokensAsRows(src, axis);
   dst.dims = rows.dims;
-  if (!context.declared.empty()) dst.id = context.declared[0]->id;
+  NameAsDeclared(context, dst);
   int64_t& pages = (*dst.dims)[0] = DeclaredDim(context, 0, rows.rank(), 0);
   int64_t& page = (*dst.dims)[axis] = DeclaredDim(context, 0, rows.rank(), axis);
   int64_t all;

@@ -157,7 +157,7 @@ class Unit {
         place.Move(p_.runs.strides, i / groups.run);
         place.Move(p_.next, i % groups.run);
         ExactCodes(place.src + begin, 1, place.codes + begin, 1, size, batch_.scales[i],
-                   batch_.zero_points[i]);
+                   ZeroPointAt(place.zero_points, i));
       }
       return;
     }
@@ -205,7 +205,8 @@ class Unit {
     if (!Representable(how, n)) {
       for (int64_t c = 0; c < n; ++c) {
         ExactCodes(place.src + begin * step.src + c, step.src, place.codes + begin * step.codes + c,
-                   step.codes, end - begin, batch_.scales[c], batch_.zero_points[c]);
+                   step.codes, end - begin, batch_.scales[c],
+                   ZeroPointAt(place.zero_points + c * p_.next.zero_points, c));
       }
       return;
     }
@@ -323,6 +324,13 @@ class Unit {
     for (int64_t j = 0; j < n; ++j) {
       std::memcpy(to + j * step * sizeof(T), from + j * sizeof(T), sizeof(T));
     }
+  }
+
+  // Of the batch's group i. One that is given may have more bits than f32.
+  double ZeroPointAt(int64_t at, int64_t i) const {
+    const bool given = !p_.computes && p_.rule.zero_points != ZeroPoints::kNone;
+    return given ? LoadElement(p_.zero_point_type, call_.zero_points, at)
+                 : double{batch_.zero_points[i]};
   }
 
   // Element by element, in f64: of any zero point.

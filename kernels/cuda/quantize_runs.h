@@ -196,6 +196,13 @@ class Coder {
   KVANT_DEVICE Coder(float scale, const ZeroPoint& zero_point)
       : scale_(scale), reciprocal_(Divide(1.f, scale)), zero_point_(zero_point) {
     const float magnitude = Abs(scale);
+    // Of large numbers halves are taken, whose sum with the zero point f32 holds.
+    if (T::k.zero_point_kind == kRealZeroPoints && magnitude >= 1.f) {
+      half_ = .5f;
+      scale_ *= half_;
+      reciprocal_ = Divide(1.f, scale_);
+      zero_point_.real *= half_;
+    }
     // Else the remainder of a quotient, or what it is multiplied by, may be out of f32's range.
     divides_ = !(magnitude > 0x1p-100f && magnitude < 0x1p100f);
     if (!IsF8(T::k.codes)) {
@@ -215,7 +222,7 @@ class Coder {
 
   KVANT_DEVICE u32 Code(float x, bool divides) const {
     const float number = x;
-    if (T::k.zero_point_kind == kRealZeroPoints) x += zero_point_.real;
+    if (T::k.zero_point_kind == kRealZeroPoints) x = Fma(x, half_, zero_point_.real);
     if (divides && IsFar()) return FarCode(x);
     const float q = divides ? Divide(x, scale_) : Quotient(x);
     if (T::k.codebook_bits > 0) return q != q ? 0 : NearestEntry(q);
@@ -258,8 +265,8 @@ class Coder {
   KVANT_DEVICE float Quotient(float x) const {
     const float near = x * reciprocal_;
     const float exact = Fma(Fma(-near, scale_, x), reciprocal_, near);
-    // Of a given scale the quotient may be infinite, and the remainder NaN.
-    return T::k.computes || Abs(near) < kLargestQuotient ? exact : near;
+    // The quotient may be infinite, and the remainder NaN.
+    return Abs(near) < kLargestQuotient ? exact : near;
   }
 
   KVANT_DEVICE u32 FarCode(float x) const {
@@ -271,7 +278,7 @@ class Coder {
     return static_cast<u32>(within) & Mask();
   }
 
-  float scale_, reciprocal_, lowest_, highest_;
+  float scale_, reciprocal_, lowest_, highest_, half_ = 1.f;
   ZeroPoint zero_point_;
   bool divides_;
 };

@@ -32,6 +32,7 @@ struct OneLane {
   static Vector Div(Vector a, Vector b) { return a / b; }
   static Vector Fma(Vector a, Vector b, Vector c) { return std::fma(a, b, c); }
   static Vector Fnma(Vector a, Vector b, Vector c) { return std::fma(-a, b, c); }
+  static Vector Abs(Vector a) { return std::fabs(a); }
   static Vector Max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector Min(Vector a, Vector b) { return a < b ? a : b; }
   static Vector ZeroNan(Vector x, Vector value) { return x != x ? 0 : value; }

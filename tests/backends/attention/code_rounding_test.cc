@@ -151,6 +151,24 @@ void LargeWhereKeysAreSmall(Case& c, double size) {
   if (k.zero_points.present() && IsFloat(k.zero_points.type)) Change(c, k.zero_points, shrink);
 }
 
+// Every other token's keys, or run's, moved by more than their codes say, and queries that sum to
+// 0.
+void FarFromZero(Case& c) {
+  const Quantization& k = Parameters(c, true);
+  if (!k.zero_points.present() || !IsFloat(k.zero_points.type)) return;
+  const auto number = [](int64_t d) { return std::sin(1.7 * static_cast<double>(d)); };
+  Change(c, c.spec.q, [&](const Dims5& p, double) {
+    double sum = 0;
+    for (int64_t d = 0; d < 16; ++d) sum += number(p[4] / 16 * 16 + d);
+    return number(p[4]) - sum / 16;
+  });
+  Change(c, k.zero_points, [&](const Dims5& p, double) {
+    return p[3] % 2 == 0 ? 0 : k.group[3] == 1 ? -3000 : -300;
+  });
+  Change(c, Codes(c, false),
+         [&](const Dims5& p, double x) { return p[3] / k.group[3] % 2 == 0 ? 1 : x; });
+}
+
 ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
   ScoreStep step;
   step.kind = kind;
@@ -207,6 +225,16 @@ std::vector<Spoiler> LaterFactors() {
                    step.kind = Kind::kMultiply;
                    step.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
                                                   [&](const Dims5&) { return c.Random(8, 15); });
+                   c.spec.steps = {StepOf(Kind::kAdd, 0.01f), step};
+                 }});
+  all.push_back({"factors after a mask that differ by row, and in sign", [](Case& c) {
+                   OutlierChannel(c, 300, true);
+                   ScaleAll(c, c.spec.q, 1e-2);
+                   ScoreStep step;
+                   step.kind = Kind::kMultiply;
+                   step.operand.view =
+                       c.AddDense(kF32, {1, 1, c.shape.ratio, 1, 1},
+                                  [](const Dims5& p) { return p[2] == 0 ? 0.01 : -12; });
                    c.spec.steps = {StepOf(Kind::kAdd, 0.01f), step};
                  }});
   all.push_back({"a factor that queries do not take", [](Case& c) {
@@ -290,6 +318,12 @@ std::vector<Spoiler> Spoilers() {
   for (const double size : {1e32, 1e33, 1e34}) {
     all.push_back({"huge keys", [=](Case& c) { HugeKeys(c, size); }});
   }
+  all.push_back({"keys far from zero", FarFromZero});
+  all.push_back({"keys whose squares are 0 in f32", [](Case& c) {
+                   ScaleAll(c, c.spec.q, 1e25);
+                   ScaleTensor(c, true, 1e-25);
+                   OutlierChannel(c, 3e27, true);
+                 }});
   for (const double size : {1e2, 1e4, 1e6}) {
     all.push_back({"zero channels of large scales", [=](Case& c) { ZeroChannels(c, size); }});
   }

@@ -305,7 +305,8 @@ void FillWith(Case& c, int port, int byte) {
 TEST(CpuCodes, CodesAtTheirLimits) {
   for (DataType type : kCodeTypes) {
     for (int byte : {0x80, 0x88, 0xaa, 0xff, 0x00, 0x7f, 0x77, 0x55}) {
-      Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 4, .q_len = 1, .kv_len = 64, .d = 256, .dv = 256},
+      // More channels than one sum holds.
+      Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 4, .q_len = 1, .kv_len = 64, .d = 576, .dv = 256},
                      ByHead(type, 0), ByHead(type, 0));
       auto* q = static_cast<float*>(c.inputs[c.spec.q.port].data());
       for (size_t i = 0; i < c.inputs[c.spec.q.port].bytes() / 4; ++i) q[i] = 1e-3f;
@@ -369,6 +370,19 @@ TEST(CpuCodes, IntegerQueriesAreExact) {
   c.spec.steps.clear();
   FillWith(c, c.spec.k[0].quantization->scales.port, 0x10);
   c.Check();
+}
+
+// Beside keys for which all are dequantized.
+TEST(CpuCodes, DequantizedCodesRoundNothing) {
+  Case c = Plain({.q_len = 1, .kv_len = 128, .d = 64, .dv = 64}, {}, {});
+  c.SetK(ByHead(kU8, 32), {64, 64});
+  Format apart = ByHead(kS8, 8);
+  apart.order = Format::Order::kChannelMajor;
+  c.spec.k[1] = c.MakeSegment(apart, 64, 64);
+  c.Check();
+  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+    EXPECT_EQ((*CompileAttention(c.spec, *set))->rounding(), 0) << set->name;
+  }
 }
 
 // What is not finite in one head stays there, and shows there.

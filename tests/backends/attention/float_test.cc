@@ -219,6 +219,49 @@ TEST(CpuFloatAttention, RoundedProbabilitiesOfQueriesInBF16) {
 // Products of bf16 are exact in f32, so the scale must not be rounded into the queries. Of one key,
 // statistics are scores: as softmax scales them, of either sign, and before a step that comes
 // after.
+// Factors that differ by row, of which the last is a power of two; and 0, beside columns that do
+// not exist.
+TEST(CpuFloatAttention, FactorsOfRowsInBF16) {
+  for (const int64_t q_len : {2, 100}) {
+    for (const bool zero : {false, true}) {
+      for (const DataType v : {kBF16, kF32}) {
+        Case c({.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = 300, .d = 64, .dv = 64});
+        c.SetQ(kBF16);
+        c.SetK({.type = kBF16});
+        c.SetV({.type = v});
+        ScoreStep factor;
+        factor.kind = ScoreStep::Kind::kMultiply;
+        factor.operand.view = c.AddDense(kF32, {1, 1, 1, q_len, 1}, [&](const Dims5& p) {
+          return zero ? 0 : p[3] + 1 == q_len ? 2 : 1.1 + 0.03 * static_cast<double>(p[3]);
+        });
+        ScoreStep band;
+        band.kind = ScoreStep::Kind::kBand;
+        band.right = 100;
+        band.operand.constant = -std::numeric_limits<float>::infinity();
+        if (!zero) c.spec.steps = {factor, band};
+        if (zero) c.spec.steps = {factor};
+        c.AddStats();
+        SCOPED_TRACE(testing::Message() << q_len << zero << DataTypeName(v));
+        c.Check(3e-4);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Rotated ones are no longer numbers of bf16.
+TEST(CpuFloatAttention, RotatedQueriesInBF16) {
+  for (const int64_t q_len : {2, 100}) {
+    Case c({.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = 100, .d = 64, .dv = 64});
+    c.SetQ(kBF16);
+    c.SetK({.type = kBF16});
+    c.SetV({.type = kBF16});
+    c.spec.q_hadamard = 64;
+    c.AddStats();
+    c.Check(2e-4);
+  }
+}
+
 TEST(CpuFloatAttention, QueriesInBF16AreMultipliedAsTheyAre) {
   const Engine engine = Engine::Create({.backends = {"cpu"}}).value();
   for (const int64_t d : {64, 80, 128}) {

@@ -126,6 +126,43 @@ TEST(CpuQuerySoftmax, EveryStepThatHasARowAndAColumn) {
   }
 }
 
+// Probabilities of a column sum to one whatever scores are rounded to.
+TEST(CpuQuerySoftmax, ColumnsSumToOne) {
+  for (const FpMath fpmath : {FpMath::kStrict, FpMath::kBF16}) {
+    Case c = OverQueries({.b0 = 1, .b1 = 2, .ratio = 1, .q_len = 100, .kv_len = 100, .dv = 100});
+    c.spec.fpmath = fpmath;
+    auto* const q = static_cast<float*>(c.inputs[c.spec.q.port].data());
+    for (size_t i = 0; i < c.inputs[c.spec.q.port].bytes() / sizeof(float); ++i) q[i] *= 100;
+    auto* const v = static_cast<float*>(c.inputs[c.spec.v[0].data.port].data());
+    for (int64_t i = 0; i < 2 * 100 * 100; ++i) v[i] = i / 100 % 100 == i % 100 ? 1.f : 0.f;
+    for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+      ASSERT_TRUE(c.Run(*set, 2).ok());
+      const auto* const out = static_cast<const float*>(c.outputs[c.spec.output.port].data());
+      // Values are the unit matrix, so that outputs are probabilities.
+      for (int64_t column = 0; column < 2 * 100; ++column) {
+        double sum = 0;
+        for (int64_t row = 0; row < 100; ++row) {
+          sum += out[(column / 100 * 100 + row) * 100 + column % 100];
+        }
+        EXPECT_NEAR(sum, 1, 1e-2) << set->name << " " << static_cast<int>(fpmath);
+      }
+    }
+  }
+}
+
+// Which is NaN for all rows.
+TEST(CpuQuerySoftmax, ColumnsOfNanAndNothingElse) {
+  for (SoftmaxMode mode : {SoftmaxMode::kNone, SoftmaxMode::kInfAsZero}) {
+    Case c = OverQueries({.q_len = 6, .kv_len = 66});
+    AddStep(c, Kind::kAdd, c.AddDense(kF32, {2, 1, 1, 6, 66}, [&](const Dims5& p) {
+      if (p[0] != 1 || p[4] != 65) return 0.0;
+      return p[3] == 2 ? std::nan("") : -kInf;
+    }));
+    c.spec.softmax_mode = mode;
+    c.Check();
+  }
+}
+
 TEST(CpuQuerySoftmax, ColumnsThatNothingSeesInBothModes) {
   for (SoftmaxMode mode : {SoftmaxMode::kNone, SoftmaxMode::kInfAsZero}) {
     Case c = OverQueries({.q_len = 6, .kv_len = 66});

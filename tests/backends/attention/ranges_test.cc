@@ -296,6 +296,21 @@ TEST(SegmentRanges, RingsOfPackedCodes) {
   }
 }
 
+// Tokens that are side by side, and begin within a byte.
+TEST(SegmentRanges, RingsOfChannelMajorCodes) {
+  for (const DataType type : {kU4, kU2, kU8}) {
+    for (const bool by_channel : {false, true}) {
+      SCOPED_TRACE(testing::Message() << DataTypeName(type) << by_channel);
+      Format f = by_channel ? ByChannel(type, 200) : ByHead(type);
+      f.order = Format::Order::kChannelMajor;
+      Case c = Build({.b0 = 2, .ratio = 2, .q_len = 1, .d = 64, .dv = 64}, {{f, 200}},
+                     {{Plain16(), 200}}, {{{37, 150}, {37, 150}}, {{0, 200}, {199, 200}}});
+      c.Check(1e-3);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // A device cannot refuse: it takes what there is room for.
 TEST(SegmentRanges, OnADeviceTheyAreClamped) {
   const int32_t huge = std::numeric_limits<int32_t>::max();

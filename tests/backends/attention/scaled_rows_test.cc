@@ -131,6 +131,19 @@ TEST(CpuScaledRows, WhatMayNotBeFinite) {
   }
 }
 
+// As above, where numbers are so small that scores are finite all the same.
+TEST(CpuScaledRows, QueriesTimesScalesBeyondF32) {
+  Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 40, .d = 32, .dv = 32},
+                 ByChannel(kF8E4M3, 0), {});
+  auto* const q = static_cast<float*>(c.inputs[c.spec.q.port].data());
+  std::fill_n(q, 2 * 32, 20.f);
+  const KvSegment& k = c.spec.k[0];
+  static_cast<float*>(c.inputs[k.quantization->scales.port].data())[5] = 3e38f;
+  auto* const codes = static_cast<uint8_t*>(c.inputs[k.data.port].data());
+  for (int t = 0; t < 40; ++t) codes[t * 32 + 5] = t == 3 ? 1 : 0;
+  c.Check();
+}
+
 // Products of small probabilities with the numbers have few bits left; with the scales they have
 // all.
 TEST(CpuScaledRows, ProductsNearTheEndOfF32) {
@@ -145,8 +158,10 @@ TEST(CpuScaledRows, ProductsNearTheEndOfF32) {
   std::fill_n(static_cast<float*>(c.inputs[v.quantization->scales.port].data()), 32, 1e10f);
   ScoreStep bias;
   bias.kind = ScoreStep::Kind::kAdd;
-  bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
-                                 [](const Dims5& p) { return p[4] == 0 ? 85 : 0; });
+  bias.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len}, [](const Dims5& p) {
+    // One has no probability at all.
+    return p[4] == 0 ? 85 : p[4] == 7 ? -INFINITY : 0;
+  });
   c.spec.steps.push_back(bias);
   const std::vector<double> expected = c.Expected();
   for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"
 #include "kvant/kernels/cpu/attention_args.h"
@@ -35,6 +36,56 @@ TEST(CpuSchedule, ResultsAreTheSameForAnyNumberOfThreads) {
       EXPECT_EQ(std::memcmp(data, first.data(), first.size()), 0) << threads << " threads";
     }
     c.CompareWithOracle(1e-3);
+  }
+}
+
+// Nor do results depend on what scratch held before.
+TEST(CpuSchedule, ResultsAreTheSameWhateverScratchHolds) {
+  const Format formats[] = {
+      {},
+      {.type = kBF16},
+      {.type = kU8, .group = {1, 1, 1, 1, 16}, .scales = kF32, .zero_points = kU8},
+      {.type = kU8, .group = {1, 1, 1, 1, 16}, .scales = kF32, .zero_points = kS32},
+      {.type = kU4, .group = {1, 1, 1, 10, 16}, .scales = kF32, .zero_points = kF32},
+      {.type = kU4, .group = {1, 1, 1, 1, 0}, .scales = kF16, .zero_points = kU4},
+      {.type = kU8, .group = {1, 1, 1, 0, 1}, .scales = kF32, .zero_points = kF32},
+      {.type = kF8E4M3, .group = {1, 1, 1, 1, 16}, .scales = kF32},
+      {.type = kF8E4M3, .group = {1, 1, 1, 0, 1}, .scales = kF32}};
+  for (const Format& stored : formats) {
+    for (const bool channel_major : {false, true}) {
+      for (const bool by_channel : {false, true}) {
+        for (const int64_t kv_len : {30, 100, 330}) {
+          for (const int64_t q_len : {1, 40}) {
+            Format format = stored;
+            format.parameters_by_channel = by_channel;
+            if (channel_major) format.order = Format::Order::kChannelMajor;
+            // More groups than are turned in registers where they are of 16.
+            const int64_t d = q_len == 1 ? 144 : 48;
+            Case c = Plain(
+                {.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = d, .dv = 48},
+                format, stored);
+            c.spec.fpmath = FpMath::kBF16;
+            std::vector<char> first;
+            for (const int held : {0, 0x3f, 0x7f, 0xff}) {
+              const auto executable = *CompileAttention(c.spec, HighestKernels());
+              ThreadExecutor executor(1);
+              std::vector<const void*> in;
+              for (const GuardedBuffer& buffer : c.inputs) in.push_back(buffer.data());
+              void* const out = c.outputs[0].data();
+              const GuardedBuffer scratch(executable->scratch_bytes(1));
+              std::memset(scratch.data(), held, scratch.bytes());
+              auto* const room = static_cast<std::byte*>(scratch.data());
+              ASSERT_TRUE(executable->Run({executor, in, {&out, 1}, room}).ok());
+              const char* data = static_cast<const char*>(out);
+              if (first.empty()) first.assign(data, data + c.outputs[0].bytes());
+              EXPECT_EQ(std::memcmp(data, first.data(), first.size()), 0)
+                  << DataTypeName(format.type) << channel_major << by_channel << " " << kv_len
+                  << " " << q_len << " " << held;
+            }
+          }
+        }
+      }
+    }
   }
 }
 

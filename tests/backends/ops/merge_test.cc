@@ -29,6 +29,13 @@ PortValues F32(Dims dims, std::vector<double> values) {
   return {kF32, std::move(dims), std::move(values), {}};
 }
 
+// factor, 2 * factor, ...
+std::vector<double> Numbers(int count, double factor) {
+  std::vector<double> numbers;
+  for (int i = 1; i <= count; ++i) numbers.push_back(factor * i);
+  return numbers;
+}
+
 std::vector<OpCase> Cases() {
   const OpKind kind = OpKind::kMergeAttention;
   const double ln2 = std::log(2.0), ln3 = std::log(3.0);
@@ -65,6 +72,21 @@ std::vector<OpCase> Cases() {
         F32({3, 1}, {3, 0, 0})},
        {F32({3, 1}, {kNan, kNan, kNan}), F32({3, 1}, {kNan, ln2, kNan})},
        1e-6},
+      // Beside what does not count.
+      {"nan_alone",
+       kind,
+       {},
+       {F32({1, 1}, {1}), F32({1, 1}, {kNan}), F32({1, 1}, {2}), F32({1, 1}, {-kInf})},
+       {F32({1, 1}, {kNan}), F32({1, 1}, {kNan})}},
+      {"many_channels_that_lie_apart",
+       kind,
+       {},
+       {{kF32, {2, 700}, Numbers(1400, 1), Dims{1, 2}},
+        F32({2, 1}, {0, 1}),
+        {kF32, {2, 700}, Numbers(1400, 3), Dims{1, 2}},
+        F32({2, 1}, {0, 1})},
+       {{kF32, {2, 700}, Numbers(1400, 2), {}}, F32({2, 1}, {ln2, 1 + ln2})},
+       1e-5},
       {"of_f16_without_statistics",
        kind,
        {},

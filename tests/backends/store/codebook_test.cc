@@ -166,7 +166,7 @@ TEST(CpuGgmlFormula, EveryRunAsTheOracle) {
 // Groups where the largest and the smallest are as far from 0, of nothing, of tiny numbers, of
 // halves of a step, of what is not finite, and of scales beyond f16.
 TEST(CpuGgmlFormula, OddGroups) {
-  const QuantizeLayout layout{.name = "runs", .dims = {16, 32}, .group = {1, 32}};
+  const QuantizeLayout layout{.name = "runs", .dims = {17, 32}, .group = {1, 32}};
   std::vector<double> values = QuantizeNumbers(layout.dims, 3);
   const auto row = [&values](int r) { return values.begin() + r * 32; };
   for (const int r : {0, 1, 2}) {
@@ -177,13 +177,14 @@ TEST(CpuGgmlFormula, OddGroups) {
   std::fill(row(4), row(5), -0.0);
   std::fill(row(5), row(6), 5.0);
   for (int i = 0; i < 32; ++i) {
-    *(row(6) + i) = 1e-16 * (i - 7);
+    *(row(6) + i) = 1e-17 * (i - 7);
     *(row(7) + i) = 1e-14 * (i - 9);
     *(row(8) + i) = 0.5 * (i % 16) * (i % 2 ? -1 : 1) - (i == 0 ? 8 : 0);
     *(row(9) + i) = (i - 15.5) * 127 / 15.5;
     *(row(10) + i) = 1e-42 * (i - 3);
     *(row(11) + i) = 3e38 * (i - 16) / 16;
     *(row(12) + i) = 2e7 * (i - 13);
+    *(row(16) + i) = -7e4 - 100 * i;
   }
   *(row(13) + 5) = kNan;
   *(row(14) + 31) = kInfinity;

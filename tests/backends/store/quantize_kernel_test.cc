@@ -122,6 +122,49 @@ TEST(CpuQuantize, NumbersThatAreNotFiniteStayInTheirGroup) {
   }
 }
 
+// NaN of either sign, in any part of a group that several threads share.
+TEST(CpuQuantize, NanInPartsOfAGroup) {
+  for (const QuantizeTypes& types : {kFewTypes[0], kFewTypes[1], kFewTypes[3]}) {
+    const QuantizeLayout layout{.name = "tensor", .dims = {3, 70000}};
+    for (const double bad : {kNan, -kNan}) {
+      for (const int at : {7, 100000, 209999}) {
+        std::vector<double> values = QuantizeNumbers(layout.dims);
+        values[at] = bad;
+        ExpectQuantizes({layout, types}, values);
+      }
+    }
+  }
+}
+
+// Zero points of more than 16 bits that bring codes back into their range.
+TEST(CpuQuantize, ZeroPointsFarAway) {
+  for (const QuantizeLayout& layout :
+       {QuantizeLayout{.name = "runs", .dims = {8, 64}, .group = {1, 16}},
+        QuantizeLayout{.name = "runs_apart",
+        .dims = {6, 4, 32},
+        .group = {1, 1, 32},
+        .code_strides = Dims{160, 32, 1}},
+        QuantizeLayout{.name = "codes_apart",
+        .dims = {6, 4, 32},
+        .group = {1, 1, 32},
+        .code_strides = Dims{160, 40, 1}},
+        QuantizeLayout{.name = "tensor", .dims = {3, 70000}},
+        QuantizeLayout{.name = "columns", .dims = {2000, 48}, .axis = 1}}) {
+    for (const double zero_point : {40000., -50000.}) {
+      const QuantizeCase test{layout, {kF32, kU8, kF32, kS32}};
+      const auto count = static_cast<size_t>(test.scales().elements());
+      std::vector<double> values(QuantizeNumbers(layout.dims).size());
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = (static_cast<double>(i * 7 % 256) - zero_point) * 0.5;
+      }
+      ExpectQuantizesWith(test, values,
+                          {{},
+                           Pack(test.scales(), std::vector<double>(count, 0.5)),
+                           Pack(test.zero_points(), std::vector<double>(count, zero_point))});
+    }
+  }
+}
+
 // Scales and zero points that no range gives.
 TEST(CpuQuantize, OddGivenParameters) {
   const double scales[] = {0, -0.5, kInfinity, kNan, 1e-40, 3e38, -1e-3, 0.25};
