@@ -57,7 +57,7 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
   // Lengths, ranges and page tables are s32, and what is loaded is not.
   const auto is_by_row = [this](TensorId id) {
     const LogicalTensor& from = tensor(id);
-    return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] > 1;
+    return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] != 1;
   };
   if (std::ranges::any_of(load.inputs, is_by_row)) {
     folded->load_rows = FoldedView::Counting(dims, 0);

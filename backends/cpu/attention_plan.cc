@@ -455,6 +455,12 @@ std::string Plan::ToString() const {
     absl::StrAppend(&text, "of sequences with at most ", few_->problem_.row_tile, " rows ",
                     few_->ProductsName(), ", ");
   }
+  const auto is_small = [](const Segment& segment) {
+    return segment.page_table.present() && segment.tokens % kPageUnit != 0;
+  };
+  if (problem_.products == Products::kStoredRows && AnySegment(is_small)) {
+    absl::StrAppend(&text, "pages one by one, of no multiple of ", kPageUnit, " tokens, ");
+  }
   const std::optional<int64_t> splits = Schedule::StaticSplits(problem_);
   absl::StrAppend(&text, splits ? absl::StrCat(*splits, *splits == 1 ? " split, " : " splits, ")
                                 : std::string("splits by length, "));

@@ -31,6 +31,7 @@ RotateProblem DescribeRotation(const StoreSpec& spec, const PortArray& to) {
     p.lines *= extent;
     if (extent != 1) p.outer[p.outer_axes++] = {extent, spec.values.strides[d], to.strides[d]};
   }
+  p.lines_of_row = p.lines / std::max<int64_t>(1, spec.dims[0]);
   p.piece = std::clamp(std::max(p.block, kPieceElements), int64_t{1},
                        std::max<int64_t>(1, p.line.extent));
   p.run = std::max<int64_t>(1, kUnitElements / p.piece);
@@ -73,10 +74,15 @@ class Store : public Executable {
     QuantizeCall call;
     call.src = find(spec_.values);
     call.codes = find(spec_.codes);
+    if (spec_.appends()) {
+      const PortArray& positions = spec_.position.array;
+      call.positions = {find(positions), positions.type, positions.strides[0]};
+    }
     if (rotation_) {
       void* const rotated = plan_ ? run.scratch : call.codes;
       ForEach(run.executor, RotateUnits(*rotation_), [&](int64_t unit, int slot) {
-        RotateUnit(kernels_, *rotation_, call.src, rotated, unit, floats + slot * rotation_->piece);
+        RotateUnit(kernels_, *rotation_, call.positions, call.src, rotated, unit,
+                   floats + slot * rotation_->piece);
       });
       call.src = rotated;
     }
@@ -86,11 +92,6 @@ class Store : public Executable {
     call.scales = find(spec_.scales);
     call.zero_points = find(spec_.zero_points);
     call.ranges = floats;
-    if (spec_.appends()) {
-      call.positions = find(spec_.position.array);
-      call.position_type = spec_.position.array.type;
-      call.position_step = spec_.position.array.strides[0];
-    }
     const int64_t units = QuantizeUnits(plan_->problem());
     const auto for_each = [&](auto body) {
       if (!plan_->serial()) return ForEach(run.executor, units, body);

@@ -80,7 +80,7 @@ class Unit {
       Place place = PlaceOf(p_.outer, p_.outer_axes, outer);
       if (p_.rows > 0) {
         const int64_t row = outer / (p_.outer_count / p_.rows);
-        const int64_t position = PositionOf(row);
+        const int64_t position = call_.positions.Of(row);
         if (position < 0) continue;
         const int64_t units = position / p_.position_unit;
         place.Move(p_.per_page, units / p_.page_units);
@@ -105,12 +105,6 @@ class Unit {
   }
 
  private:
-  int64_t PositionOf(int64_t row) const {
-    const int64_t index = row * call_.position_step;
-    return call_.position_type == kS64 ? static_cast<const int64_t*>(call_.positions)[index]
-                                       : static_cast<const int32_t*>(call_.positions)[index];
-  }
-
   bool Magnitude() const { return p_.rule.by_magnitude(); }
 
   float* RangeOf(int64_t outer, int64_t group, int64_t part) const {

@@ -80,6 +80,20 @@ struct QuantizeProblem {
 };
 
 // Memory of one call, by port; scales and zero points are read or written.
+// Where rows go: that of row r is element r * step, of type s32 or s64; what is negative goes
+// nowhere.
+struct RowPositions {
+  const void* data = nullptr;  // null: rows have none
+  DataType type = kS32;
+  int64_t step = 0;
+
+  int64_t Of(int64_t row) const {
+    const int64_t index = row * step;
+    return type == kS64 ? static_cast<const int64_t*>(data)[index]
+                        : static_cast<const int32_t*>(data)[index];
+  }
+};
+
 struct QuantizeCall {
   const QuantizeProblem* problem = nullptr;
   const KernelSet* kernels = nullptr;
@@ -88,10 +102,7 @@ struct QuantizeCall {
   void* scales = nullptr;
   void* zero_points = nullptr;
   float* ranges = nullptr;  // RangeFloats(problem), where it has parts to compute
-  // Of row r: positions[r * position_step], if the problem has rows.
-  const void* positions = nullptr;
-  DataType position_type = kS32;  // or s64
-  int64_t position_step = 0;
+  RowPositions positions;   // if the problem has rows
 };
 
 int64_t QuantizeUnits(const QuantizeProblem& problem);

@@ -26,14 +26,15 @@ int64_t RotateUnits(const RotateProblem& problem) {
   return CeilDiv(problem.lines * PiecesOfLine(problem), problem.run);
 }
 
-void RotateUnit(const KernelSet& kernels, const RotateProblem& p, const void* src, void* dst,
-                int64_t unit, float* buffer) {
+void RotateUnit(const KernelSet& kernels, const RotateProblem& p, const RowPositions& positions,
+                const void* src, void* dst, int64_t unit, float* buffer) {
   const int64_t pieces = PiecesOfLine(p);
   const int64_t end = std::min((unit + 1) * p.run, p.lines * pieces);
   for (int64_t at = unit * p.run; at < end; ++at) {
     const int64_t first = at % pieces * p.piece;
     int64_t src_index = first * p.line.src, dst_index = first * p.line.dst;
     int64_t line = at / pieces;
+    if (positions.data != nullptr && positions.Of(line / p.lines_of_row) < 0) continue;
     for (int a = p.outer_axes - 1; a >= 0; --a) {
       src_index += line % p.outer[a].extent * p.outer[a].src;
       dst_index += line % p.outer[a].extent * p.outer[a].dst;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/cpu/quantize.h"
 
 namespace kvant::cpu {
 
@@ -22,15 +23,16 @@ struct RotateProblem {
   RotateAxis line;
   RotateAxis outer[kMaxRotateAxes];
   int outer_axes = 0;
-  int64_t lines = 1;
+  int64_t lines = 1, lines_of_row = 1;  // of all, and of one index into the first axis
   // The plan: lines are cut into pieces of whole blocks, and units are `run` pieces.
   int64_t piece = 1, run = 1;
 };
 
 int64_t RotateUnits(const RotateProblem& problem);
-// `buffer` holds problem.piece floats.
-void RotateUnit(const KernelSet& kernels, const RotateProblem& problem, const void* src, void* dst,
-                int64_t unit, float* buffer);
+// Rows, of the first axis, that go nowhere are passed over. `buffer` holds problem.piece floats.
+void RotateUnit(const KernelSet& kernels, const RotateProblem& problem,
+                const RowPositions& positions, const void* src, void* dst, int64_t unit,
+                float* buffer);
 
 }  // namespace kvant::cpu
 

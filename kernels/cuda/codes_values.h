@@ -180,29 +180,38 @@ class CodesValues {
     // Roundings add up like random numbers, but for those of a few.
     const float count = static_cast<float>(MaxOf(MinOf(tokens, 64), tokens / 64));
     const float of_weights = count * f.LargestCode(largest_code_) * scale * 0x1p-25f;
+    // Beside tokens of zeros these are as large as what they are taken from, of which weights times
+    // scales are rounded.
+    const bool rounds_real = f.is_signed && f.zero == Zero::kReal;
+    const float of_real = !rounds_real ? 0.f : Parts() == 1 ? 0x1p-12f : 0x1p-22f;
+    // Squares are of the output over the scale: those of small values would be 0.
+    const float unit = Divide(1.f, Max(Abs(scale), 0x1p-126f));
     bool loses = CodeFormat::HasNan(nan_marks_);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
+        const bool seen = saw_any(rb, h);
         float squares = 0.f, errors = 0.f;
         KVANT_UNROLL
         for (i32 run = 0; run < f.Runs(); ++run) {
           const i32 group = GroupOf(run);
           const float off = offsets_.OfCodes(rb, group, h, scale);
-          const float less = off + offsets_.Real(rb, group, h, scale);
-          const float error = Fma(Abs(off), 0x1p-23f, Abs(of_weights));
+          const float real = offsets_.Real(rb, group, h, scale), less = off + real;
+          const float error =
+              Fma(Abs(real), of_real, Fma(Abs(off), 0x1p-23f, Abs(of_weights))) * unit;
           KVANT_UNROLL
           for (i32 q = run * f.PairsPerRun(); q < (run + 1) * f.PairsPerRun(); ++q) {
             float& out = out_[rb][q / 2][h + q % 2 * 2];
             if (f.Halves() == 2 && LaneIndex() / 16 == 1) {
               out = out_[rb][(q + f.Pairs()) / 2][h + q % 2 * 2];
             }
-            out = Fma(out, scale / f.Unit() / f.Factor(q), -less);
-            if (!Exists(q)) continue;
+            // The scale of no tokens may be anything.
+            out = seen ? Fma(out, scale / f.Unit() / f.Factor(q), -less) : 0.f;
+            if (!Exists(q) || !seen) continue;
             const float by = f.output_scales ? of_channel(f.ValueChannel(q, LaneIndex() / 4)) : 1.f;
             out *= by;
-            squares = Fma(out, out, squares);
+            squares = Fma(out * unit, out * unit, squares);
             errors = Fma(error * by, error * by, errors);
           }
         }
@@ -214,7 +223,7 @@ class CodesValues {
         // A sum that is not finite loses, too.
         const float allowed = limit * limit * squares;
         const bool keeps = errors <= allowed && allowed < Infinity();
-        loses |= saw_any(rb, h) && !keeps;
+        loses |= seen && !keeps;
       }
     }
     return loses;

@@ -199,6 +199,15 @@ TEST(KvCacheInputs, InfinityOfHalfTheBits) {
       "not finite");
 }
 
+// A code times its scale, before its real zero point is subtracted, is up to a group's span.
+TEST(KvCacheInputs, RealZeroPointsHaveHalfTheRoom) {
+  Bench bench = MakeBench(SmallOptions("u4:g32:rzp:sf32", 10), 10);
+  bench.k.at(0, 0, 3)[5] = 1.8e38f;
+  ExpectRefused(bench.Append(0, 10), "beyond the 1.70141e+38");
+  bench.k.at(0, 0, 3)[5] = 1.7e38f;
+  EXPECT_TRUE(bench.Append(0, 10).ok());
+}
+
 // A rotation adds up the channels of a block.
 TEST(KvCacheInputs, RotatedNumbersHaveLessRoom) {
   Bench bench = MakeBench(SmallOptions("rotKV4_g64_R128_s4", 10), 10);

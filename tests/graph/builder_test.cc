@@ -303,5 +303,15 @@ TEST(GraphBuilder, NamesOfPortsDiffer) {
             "");
 }
 
+// The destination is not called like the source.
+TEST(GraphBuilder, WhatDoesNotFitIsNamed) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {1, 2, 17, 8}), at = g.Input("at", kS32, {1});
+  g.Output("cache", g.Append(x, at, 16, {.type = kF16}).codes);
+  EXPECT_THAT(std::string(std::move(g).Build().status().message()),
+              ::testing::HasSubstr("'x' [1,2,17,8] has 17 tokens along dim 2, more than tensor 2 "
+                                   "'cache' [1,2,16,8] holds"));
+}
+
 }  // namespace
 }  // namespace kvant

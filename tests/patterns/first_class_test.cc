@@ -65,6 +65,20 @@ TEST(FirstClassOp, KeysAndValuesAreLoadedTokenByToken) {
   }
 }
 
+TEST(FirstClassOp, PagesOfNoSequences) {
+  GraphBuilder g;
+  const Value lengths = g.Input("lengths", kS32, {0}), table = g.Input("table", kS32, {0, 2});
+  const auto load = [&](const char* name) {
+    return g.LoadPages(g.Input(name, kF16, {3, 2, 16, 64}), table, lengths);
+  };
+  const Value k = load("k"), v = load("v"), q = g.Input("q", kF16, {4, 2, 64});
+  const Value offsets = g.Input("offsets", kS32, {1});
+  g.Output("o",
+           g.ScaledDotProductAttention(q, k, v, {.kv_lengths = lengths, .query_offsets = offsets})
+               .first);
+  EXPECT_EQ(OnlySpec(Partitions(std::move(g))).batch[0], 0);
+}
+
 TEST(FirstClassOp, TakesWhatConvertsAndRotatesBesideIt) {
   GraphBuilder g;
   const auto rotated = [&](const char* name, int64_t block) {

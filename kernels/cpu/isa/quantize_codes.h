@@ -40,7 +40,8 @@ struct Quotients {
   Vector Of(Vector x) const {
     if constexpr (kZeroPoints == ZeroPoints::kReal && kQuotient == Quotient::kDivision) {
       // Large numbers by halves, whose sum with the zero point f32 holds.
-      const Vector half = S::Add(S::ZeroBelow(S::Abs(scale), S::Set1(1), S::Set1(-0.5f)), S::Set1(1));
+      const Vector half =
+          S::Add(S::ZeroBelow(S::Abs(scale), S::Set1(1), S::Set1(-0.5f)), S::Set1(1));
       return S::Div(S::Add(S::Mul(x, half), S::Mul(zero_point, half)), S::Mul(scale, half));
     }
     if constexpr (kZeroPoints == ZeroPoints::kReal) x = S::Add(x, zero_point);

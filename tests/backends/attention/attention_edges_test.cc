@@ -178,6 +178,22 @@ TEST(CpuAttentionEdges, RoundedProbabilitiesThatAreNoNumbers) {
   }
 }
 
+// A NaN has the code 0, which counts in every column where the zero point is another: bands hide
+// none of them.
+TEST(CpuAttentionEdges, NanBehindABandCounts) {
+  for (const int64_t kv_len : {60, 300, 700}) {
+    for (const int64_t q_len : {3, 150}) {
+      Case c = Plain({.b0 = 1, .q_len = q_len, .kv_len = kv_len});
+      static_cast<float*>(c.inputs[c.spec.q.port].data())[5] = std::nanf("");
+      ScoreStep band{.kind = Kind::kBand, .right = 0};
+      band.operand.constant = kNegInf;
+      c.spec.steps.push_back(band);
+      c.spec.probs_quantization = FakeQuantize{kU8, 1.f / 255, 3};
+      c.Check(5e-3);
+    }
+  }
+}
+
 // Of 1100 tokens, which are cut into four splits, three chunks are made.
 TEST(CpuAttentionEdges, DropoutMasksOfEveryTypeAndLayout) {
   for (const DataType type : {kU8, kBoolean, kS8, kF32, kF16}) {

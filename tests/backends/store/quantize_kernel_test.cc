@@ -150,7 +150,8 @@ TEST(CpuQuantize, ZeroPointsFarAway) {
         .code_strides = Dims{160, 40, 1}},
         QuantizeLayout{.name = "tensor", .dims = {3, 70000}},
         QuantizeLayout{.name = "columns", .dims = {2000, 48}, .axis = 1}}) {
-    for (const double zero_point : {40000., -50000.}) {
+    // Also beyond what f32 holds to the last bit.
+    for (const double zero_point : {40000., -50000., 16777217., -2147483581.}) {
       const QuantizeCase test{layout, {kF32, kU8, kF32, kS32}};
       const auto count = static_cast<size_t>(test.scales().elements());
       std::vector<double> values(QuantizeNumbers(layout.dims).size());
@@ -186,6 +187,24 @@ TEST(CpuQuantize, OddGivenParameters) {
           ExpectQuantizesWith(test, values, given);
         }
       }
+    }
+  }
+}
+
+// Numbers and zero points whose sum f32 does not hold.
+TEST(CpuQuantize, RealZeroPointsOfLargeNumbers) {
+  for (const DataType codes : {kS8, kU8, kS4, kU4}) {
+    for (const Dims& group : {Dims{1, 32}, Dims{4, 1}}) {
+      const QuantizeCase test{{.name = "large", .dims = {8, 32}, .group = group},
+                              {kF32, codes, kF32, kF32}};
+      const int64_t count = test.scales().elements();
+      std::vector<double> values, s(count), z(count);
+      for (int64_t i = 0; i < 256; ++i) values.push_back((static_cast<double>(i) - 127) * 2.6e36);
+      for (int64_t i = 0; i < count; ++i) {
+        s[i] = (i % 2 == 0 ? 1 : -1) * (i % 3 == 0 ? 9e37 : 2.5e37);
+        z[i] = i % 4 < 2 ? 2.2e38 : -3.1e38;
+      }
+      ExpectQuantizesWith(test, values, {{}, Pack(test.scales(), s), Pack(test.zero_points(), z)});
     }
   }
 }

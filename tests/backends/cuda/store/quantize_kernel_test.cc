@@ -198,6 +198,28 @@ TEST(CudaQuantize, ExtremeNumbers) {
 }
 
 // Scales are the oracle's to the bit, whatever range they are of.
+// Numbers and zero points whose sum f32 does not hold.
+TEST(CudaQuantize, RealZeroPointsOfLargeNumbers) {
+  for (const DataType codes : {kS8, kU8, kU4}) {
+    for (const DataType scales : {kF32, kF16}) {
+      for (const Dims& group : {Dims{1, 32}, Dims{4, 1}}) {
+        const QuantizeCase test{{.name = "large", .dims = {8, 32}, .group = group},
+                                {kF32, codes, scales, kF32}};
+        const int64_t count = test.scales().elements();
+        std::vector<double> values, s(count), z(count);
+        for (int64_t i = 0; i < 256; ++i) values.push_back((static_cast<double>(i) - 127) * 2.6e36);
+        ExpectQuantizesOnDevice(test, values);
+        for (int64_t i = 0; i < count; ++i) {
+          s[i] = (i % 2 == 0 ? 1 : -1) * (scales == kF16 ? 6e4 : i % 3 == 0 ? 9e37 : 2.5e37);
+          z[i] = i % 4 < 2 ? 2.2e38 : -3.1e38;
+        }
+        const QuantizeMemory given{{}, Pack(test.scales(), s), Pack(test.zero_points(), z)};
+        ExpectQuantizesOnDevice(test, values, &given);
+      }
+    }
+  }
+}
+
 TEST(CudaQuantize, PowersOfTwoAndFloors) {
   for (const QuantizeTypes& types : kFewTypes) {
     for (const float floor : {0.f, 0.1f}) {
