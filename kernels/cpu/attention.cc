@@ -331,7 +331,7 @@ class TileRunner {
       are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }
     first_step_ = leading;
-    scales_scores_ = (problem_.exact_keys || problem_.whole_scores) && !are_powers;
+    scales_scores_ = problem_.whole_scores || (problem_.exact_keys && !are_powers);
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const float factor = scales_scores_ ? std::copysign(1.f, factors[r]) : factors[r];
       factors[r] = std::abs(factors[r]);

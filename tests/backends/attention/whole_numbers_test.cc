@@ -203,6 +203,16 @@ TEST(WholeNumbers, TypesAndZeroPoints) {
   }
 }
 
+// Powers of two, which queries of bf16 would take.
+TEST(WholeNumbers, ScalesThatArePowersOfTwo) {
+  for (const float scale : {0x1p-5f, 0x1p-3f, 1.f}) {
+    for (const int64_t q_len : {2, 70}) {
+      Check({.b0 = 1, .q_len = q_len, .kv_len = 140, .d = 64, .dv = 32},
+            {.q = {kU8, 120, scale}, .k = {kS8, 0, 0x1p-8f}});
+    }
+  }
+}
+
 // Beyond 9 bits they are no whole numbers of bf16.
 TEST(WholeNumbers, ZeroPointsBeyondTheCodes) {
   for (const int64_t far : {-100, -1, 256, 257, 400, 70000}) {
