@@ -275,6 +275,13 @@ class CommandTest(unittest.TestCase):
                 result = kvant("check", "-", "--data", data, stdin=graph)
                 self.assertEqual(result.returncode, 0, (extra, data, result.stdout, result.stderr))
 
+    def test_static_int8_goes_alone(self):
+        for more, why in [(["--k", "s8:g32"], "does not go with k, v"), (["--v", "f16"], "does not go with k, v"),
+                          (["--op"], "does not go with k, v"), (["--dtype", "bf16"], "takes dtype f32, not bf16")]:
+            result = kvant("make", "--static-int8", *more)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(why, result.stderr)
+
     def test_overrides(self):
         graph = self.path("g.json", make("--head-size", "32", "--kv-len", "64"))
         ops = {op["name"]: op for op in json.loads(pathlib.Path(graph).read_text())["graph"]}

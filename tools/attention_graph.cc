@@ -60,8 +60,12 @@ absl::Status CheckOptions(const Options& o) {
   if (o.token_major && o.k_layout != Options::KLayout::kTokens) {
     return Bad("token-major does not go with k-layout");
   }
-  if (o.static_int8 && (o.single_op || o.k || o.v || o.dtype != kF32)) {
-    return Bad("static-int8 goes with f32 and neither with k, v nor with the single op (--op)");
+  if (o.static_int8 && o.dtype != kF32) {
+    return Bad(
+        absl::StrCat("static-int8 takes dtype f32, not ", std::string(DataTypeName(o.dtype))));
+  }
+  if (o.static_int8 && (o.single_op || o.k || o.v)) {
+    return Bad("static-int8 does not go with k, v or the single op (--op)");
   }
   if (o.hadamard != 0 && o.single_op) {
     return Bad("hadamard does not go with the single op (--op)");

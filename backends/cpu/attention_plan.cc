@@ -22,7 +22,7 @@ namespace {
 // heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-// Row tiles are no smaller, so that scores are kept.
+// Row tiles are made no smaller than this, and are multiples of it, so that scores are kept.
 constexpr int64_t kLeastKeptRows = 32;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // A Worker stands before its scratch, in lines of its own.
@@ -165,6 +165,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   MeasureScratch(problem_);
   worker_floats_ = kStateFloats + WorkerFloats(problem_);
   const bool may_have_few = spec_.query_offsets.port != kNoPort && !most_rows &&
+                            problem_.products != Products::kBytes &&
                             problem_.products != Products::kStoredRows;
   for (const int64_t rows : {stored_rows_.of_codes, stored_rows_.others, stored_rows_.of_runs}) {
     if (!may_have_few || few_ != nullptr) break;
@@ -305,7 +306,7 @@ void Plan::ChooseProducts() {
     CutRows(kernels_.pairs->most_rows);
   }
   // Of fewer rows the scores are kept, but each tile of tokens is dequantized for fewer.
-  const int64_t kept = KeptScores::MostRows(p);
+  const int64_t kept = KeptScores::MostRows(p) / kLeastKeptRows * kLeastKeptRows;
   if (p.products != Products::kStoredRows && kept >= kLeastKeptRows) {
     p.row_tile = std::min(p.row_tile, kept);
   }

@@ -12,20 +12,20 @@ constexpr float kUnit = 1.f;
 // scale.
 bool IsWhole(DataType type, int64_t zero_point) {
   constexpr int64_t kMost = 256;
-  return IsInteger(type) && BitsOf(type) <= 8 && LowestOf(type) - zero_point >= -kMost &&
-         HighestOf(type) - zero_point <= kMost;
+  return IsInteger(type) && BitsOf(type) <= 8 && zero_point <= LowestOf(type) + kMost &&
+         zero_point >= HighestOf(type) - kMost;
 }
 
-// Codes of one type with one scale and zero point; without a scale: values are no such numbers.
+// Codes of one type with one scale and zero point.
 struct Whole {
-  float scale = 0;
+  float scale = 0;  // 0: values are no whole numbers
   DataType type = kUndef;
   int64_t zero_point = 0;
   bool operator==(const Whole&) const = default;
 
   // Codes as signed bytes: what is to be added.
   int32_t offset() const { return static_cast<int32_t>((type == kU8 ? 128 : 0) - zero_point); }
-  // As unsigned ones, of 8 bits.
+  // Codes of 8 bits as unsigned ones.
   int32_t unsigned_offset() const {
     return static_cast<int32_t>((type == kS8 ? -128 : 0) - zero_point);
   }
@@ -57,8 +57,9 @@ Whole WholeOf(absl::Span<const KvSegment> segments) {
 bool AreBytes(const Segments& segments, int64_t channels) {
   constexpr int64_t kMostChannels = 16384;
   return channels > 0 && channels <= kMostChannels &&
-         std::ranges::all_of(segments, [](const Segment& segment) {
-           return BitsOf(segment.data.type) == 8 && segment.data.strides[kCol] <= 1;
+         std::ranges::all_of(segments, [channels](const Segment& segment) {
+           return BitsOf(segment.data.type) == 8 &&
+                  (segment.data.strides[kCol] == 1 || channels == 1);
          });
 }
 

@@ -24,7 +24,8 @@ constexpr int64_t kNoTile = -1;  // in Worker::tiles
 // The scratch of a row tile, and what those that take turns share: it holds nothing from one tile
 // of tokens to the next.
 struct Buffers : TileBuffers {
-  float *shrink, *operands, *factors;  // the first and the last by row
+  float *shrink, *factors;  // by row
+  float* operands;
   KeptScores kept;
   State state;
   Columns columns;
@@ -47,22 +48,8 @@ State PartialOf(const AttentionCall& call, const Schedule::Place& place, int64_t
   return State::In(arena, problem.row_tile, problem.v_head_size);
 }
 
-RowTile MakeRowTile(const Schedule::Place& place) {
-  const AttentionProblem& problem = *place.row->problem;
-  const int64_t group_rows = RowsPerGroup(problem, place.row->extent.q_len);
-  const int64_t tiles = place.row->tiles_of_group;
-  RowTile tile;
-  tile.extent = place.row->extent;
-  tile.first = place.tile % tiles * problem.row_tile;
-  tile.rows = std::min(problem.row_tile, group_rows - tile.first);
-  int64_t group = place.tile / tiles;
-  if (problem.kv_varies_over_b2) {
-    tile.batch.at[2] = group % problem.batch[2];
-    group /= problem.batch[2];
-  }
-  tile.batch.at[1] = group;
-  tile.batch.at[0] = place.b0;
-  return tile;
+bool HasNan(const float* values, int64_t n) {
+  return std::any_of(values, values + n, [](float value) { return std::isnan(value); });
 }
 
 // The first rows of a tile that may not see the same columns: without a band, one.
@@ -131,16 +118,23 @@ class TileRunner {
     // Probabilities must be final before they are rounded: first the statistics alone, then the
     // scores once more, unless they are kept.
     buffers_.kept.Rewind();
+    keeps_ = buffers_.kept.any();
     is_scored_ = false;
     while (Sweep([this](const Part& part) {
       UpdateStatistics(part);
-      if (buffers_.kept.any()) buffers_.kept.KeepMax(part.from, part.tile.rows, part.state);
+      if (keeps_) buffers_.kept.KeepMax(part.from, part.tile.rows, part.state);
     })) {
+    }
+    // A NaN has the code 0. That counts in every column, also behind a band, where the zero point
+    // is another.
+    if (problem_.probs_rounding.zero_point != 0 && HasNan(state_.sum, tile_.rows)) {
+      live_ = shared_ = chunk_;
+      keeps_ = false;
     }
     AddSinks(problem_, reader_, tile_, state_);
     token_ = live_.begin;
     buffers_.kept.Rewind();
-    is_scored_ = buffers_.kept.any();
+    is_scored_ = keeps_;
     buffers_.columns.TakeTurns(in_turn);
   }
 
@@ -248,8 +242,12 @@ class TileRunner {
 
   void MultiplyFinalProbabilities(const Part& part) {
     const int64_t rows = part.tile.rows;
-    buffers_.kept.Exponentials(kernels_, part.from, rows, WholeHalves(part.tokens), part.state,
-                               part.scores, buffers_.shrink);
+    if (is_scored_) {
+      buffers_.kept.Divisors(kernels_, part.from, rows, part.state, buffers_.shrink);
+    } else {
+      ExponentialsOf(kernels_, rows, WholeHalves(part.tokens), part.state, part.scores,
+                     buffers_.shrink);
+    }
     if (problem_.dropout) {
       ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
     }
@@ -346,7 +344,7 @@ class TileRunner {
   bool Sweep(Use use) {
     if (token_ >= live_.end) return false;
     const int64_t end = std::min(buffers_.columns.TileEnd(token_), live_.end);
-    if (buffers_.kept.any()) buffers_.scores = buffers_.kept.scores();
+    if (keeps_) buffers_.scores = buffers_.kept.scores();
     Part part = MakePart(token_, end - token_);
     token_ = end;
     buffers_.kept.Next();
@@ -388,7 +386,7 @@ class TileRunner {
   }
 
   // Factors that the scores take are left to softmax where no other step is left for the tile, and
-  // the scores are not computed again.
+  // the scores are computed once.
   void ApplyStepsTo(Part& part) {
     const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
     const StepRange steps = StepsLeft(problem_, first_step_, inside);
@@ -396,7 +394,7 @@ class TileRunner {
     const bool is_done = steps.first == problem_.step_count;
     if (scales_scores_) {
       const float* const factors = buffers_.factors + part.from;
-      if (is_done && (buffers_.kept.any() || !rounds())) {
+      if (is_done && (keeps_ || !rounds())) {
         part.factors = factors;
       } else {
         kernels_.scale({.scales = factors, .group = kTokenTile}, part.tile.rows * kTokenTile,
@@ -434,7 +432,7 @@ class TileRunner {
   bool exists_ = false;
   State state_;
   int64_t token_ = 0;
-  bool is_scored_ = false;  // the scores of all columns are kept
+  bool keeps_ = false, is_scored_ = false;  // scores are kept; those of all columns
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
   bool scales_scores_ = false;

@@ -128,7 +128,7 @@ struct Rounding {
 enum class Products : uint8_t {
   kTiles,       // K and V dequantized to f32 tiles that all rows share
   kPairs,       // the same as bf16: what is not bf16 is rounded
-  kBytes,       // whole numbers of 8 bits, with tiles of K and V as they are (byte_tiles.h)
+  kBytes,       // whole numbers: tiles of K and V stay bytes (byte_tiles.h)
   kStoredRows,  // few rows: token rows of K and V as they are stored, where they can be
 };
 
@@ -187,8 +187,9 @@ struct AttentionProblem {
   // exact_keys: queries and keys are bf16, and are multiplied as such, exactly. split_probs: with
   // kPairs, values are too, and each probability is multiplied as the sum of two bf16 numbers.
   bool exact_keys = false, split_probs = false;
-  // Queries and keys are whole numbers of which f32 holds the sums, so their products are exact:
-  // scales are among the steps.
+  // Queries and keys are whole numbers up to 256, whose products are exact: scales are among the
+  // steps. f32 holds sums of up to 256 of these to the last bit, and rounds longer ones as those of
+  // any numbers.
   bool whole_scores = false;
   ByteOffsets byte_offsets;  // with kBytes
   // Scratch of a row tile, and what those that take turns share.

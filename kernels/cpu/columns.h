@@ -42,9 +42,7 @@ class Columns {
 
   // Where the tile of a column begins and ends. Tiles are cut so that those of quantized tokens
   // begin at multiples of their size in their segment, where their groups do.
-  int64_t TileBegin(int64_t column) const {
-    return std::max<int64_t>((column + lead_) / tile_ * tile_ - lead_, 0);
-  }
+  int64_t TileBegin(int64_t column) const { return (column + lead_) / tile_ * tile_ - lead_; }
   int64_t TileEnd(int64_t column) const { return ((column + lead_) / tile_ + 1) * tile_ - lead_; }
   // The columns are cut into chunks() of them, of whole tiles; at least one.
   int64_t chunks() const { return chunks_; }

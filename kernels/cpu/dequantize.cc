@@ -316,11 +316,6 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
 
 void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
                     int64_t n, int64_t channels, bool by_channel, float* out, float* scratch) {
-  if (by_channel && n < kHalfTile) {
-    for (int64_t c = 0; c < channels; ++c) {
-      std::fill(out + c * kHalfTile + n, out + (c + 1) * kHalfTile, 0.f);
-    }
-  }
   ForParts(pieces, p, column, n, /*join=*/false, [&](const Part& part) {
     DequantizePart(reader, part, channels, by_channel, out, by_channel ? kHalfTile : channels,
                    scratch);

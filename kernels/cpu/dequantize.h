@@ -54,7 +54,7 @@ inline int64_t TileScratchFloats(int64_t channels) {
 }
 
 // Columns [column, column + n) at batch position `p`, all `channels`, up to kHalfTile of
-// them as out[channel][kHalfTile] with zeros beyond n (by_channel), or as
+// them as out[channel][kHalfTile], of which those beyond n are left undefined (by_channel), or as
 // out[token][channels]. `scratch`: TileScratchFloats(channels).
 void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
                     int64_t n, int64_t channels, bool by_channel, float* out, float* scratch);

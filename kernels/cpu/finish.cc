@@ -24,12 +24,13 @@ void StoreRow(const KernelSet& kernels, const Array& array, void* data, Position
   StoreLine(kernels, array.type, data, array.IndexOf(p), array.strides[kCol], n, values);
 }
 
-// Whether sums of codes and zero points are whole numbers far below 2^23, and quotients are none
-// that are subnormal.
-bool IsSmall(const Rounding& rounding) {
+// Whether vectors may round: sums of codes and zero points are whole numbers far below 2^23, and
+// divisors far from the ends of f32.
+bool TakesVectors(const Rounding& rounding) {
+  constexpr int64_t kMostZeroPoint = int64_t{1} << 15;
   return IsInteger(rounding.type) && BitsOf(rounding.type) <= 8 &&
-         std::abs(rounding.zero_point) <= int64_t{1} << 15 && rounding.scale >= 0x1p-100f &&
-         rounding.scale <= 0x1p100f;
+         rounding.zero_point >= -kMostZeroPoint && rounding.zero_point <= kMostZeroPoint &&
+         rounding.scale >= 0x1p-100f && rounding.scale <= 0x1p100f;
 }
 
 float Code(const Rounding& rounding, float value) {
@@ -46,7 +47,7 @@ void StoreOutput(const KernelSet& kernels, const AttentionProblem& problem, cons
   const Array& output = problem.output;
   const Rounding& rounding = problem.output_rounding;
   const int64_t n = problem.v_head_size;
-  if (IsSmall(rounding) && output.strides[kCol] == 1) {
+  if (TakesVectors(rounding) && output.strides[kCol] == 1) {
     // Of the group and those that the kernel may read beyond.
     float scales[4], zero_points[4];
     std::fill_n(scales, 4, rounding.scale);
@@ -77,8 +78,8 @@ void JoinStates(const KernelSet& kernels, int64_t rows, int64_t v_head_size, con
     std::fill_n(factors, kHalfTile, kNegInf);
     float* factor = factors;
     for (int64_t r = first; r < end; ++r) {
-      // A NaN is passed over here, and then in the factor of its state, whatever the maximum.
-      const float max = std::max(std::max(kNegInf, state.max[r]), other.max[r]);
+      // The factor of a NaN is NaN, whatever the maximum.
+      const float max = std::max(state.max[r], other.max[r]);
       const float base = max == kNegInf ? 0.f : max;
       *factor++ = state.max[r] - base;
       *factor++ = other.max[r] - base;
@@ -269,7 +270,7 @@ void RoundValues(const Rounding& rounding, int64_t n, float* values) {
 void RoundQuotients(const KernelSet& kernels, const Rounding& rounding, int64_t rows, int64_t n,
                     float* divisors, float* values) {
   const int64_t columns = WholeHalves(n);
-  const bool by_kernel = IsSmall(rounding);
+  const bool by_kernel = TakesVectors(rounding);
   if (by_kernel) {
     for (int64_t r = 0; r < rows; ++r) divisors[r] *= rounding.scale;
     const auto zero_point = static_cast<float>(rounding.zero_point);

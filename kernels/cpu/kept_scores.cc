@@ -18,6 +18,10 @@ int64_t MostTiles(const AttentionProblem& problem) {
   return CeilDiv(problem.kv_len, Schedule::TokenTile(problem, problem.kv_len)) + 4;
 }
 
+// Of an empty row, Finish decides what the output is.
+float BaseOf(float max) { return max == -std::numeric_limits<float>::infinity() ? 0.f : max; }
+float SumOf(float sum) { return sum == 0.f ? 1.f : sum; }
+
 }  // namespace
 
 int64_t KeptScores::MostRows(const AttentionProblem& problem) {
@@ -35,25 +39,22 @@ void KeptScores::KeepMax(int64_t from, int64_t rows, const State& state) const {
   std::copy_n(state.max, rows, MaxOf(from));
 }
 
-void KeptScores::Exponentials(const KernelSet& kernels, int64_t from, int64_t rows, int64_t columns,
-                              const State& state, float* scores, float* divisors) const {
-  constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-  // Of an empty row, Finish decides what the output is.
-  const auto max = [&](int64_t r) { return state.max[r] == kNegInf ? 0.f : state.max[r]; };
-  const auto sum = [&](int64_t r) { return state.sum[r] == 0.f ? 1.f : state.sum[r]; };
-  if (!any()) {
-    for (int64_t r = 0; r < rows; ++r) {
-      kernels.exp_row(scores + r * kTokenTile, columns, max(r));
-      divisors[r] = sum(r);
-    }
-    return;
-  }
+void KeptScores::Divisors(const KernelSet& kernels, int64_t from, int64_t rows, const State& state,
+                          float* divisors) const {
   const float* const then = MaxOf(from);
-  for (int64_t r = 0; r < rows; ++r) divisors[r] = then[r] - max(r);
+  for (int64_t r = 0; r < rows; ++r) divisors[r] = then[r] - BaseOf(state.max[r]);
   std::fill(divisors + rows, divisors + WholeHalves(rows), 0.f);
   kernels.exp_row(divisors, WholeHalves(rows), 0.f);
   // Of a tile far below later ones, infinity.
-  for (int64_t r = 0; r < rows; ++r) divisors[r] = sum(r) / divisors[r];
+  for (int64_t r = 0; r < rows; ++r) divisors[r] = SumOf(state.sum[r]) / divisors[r];
+}
+
+void ExponentialsOf(const KernelSet& kernels, int64_t rows, int64_t columns, const State& state,
+                    float* scores, float* divisors) {
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels.exp_row(scores + r * kTokenTile, columns, BaseOf(state.max[r]));
+    divisors[r] = SumOf(state.sum[r]);
+  }
 }
 
 }  // namespace kvant::cpu

@@ -29,16 +29,15 @@ class KeptScores {
   bool any() const { return scores_ != nullptr; }
   void Rewind() { tile_ = 0; }
   void Next() { ++tile_; }
-  // [rows][kTokenTile] of the tile of tokens that is next.
+  // [rows][kTokenTile]: the scores of the next tile of tokens.
   float* scores() const { return scores_ + tile_ * rows_ * kTokenTile; }
-  // What softmax subtracted of `rows` rows from `from` on, in the tile before the next: the highest
-  // scores so far.
+  // Of the tile that Next has passed: keeps the highest scores so far of rows [from, from + rows),
+  // which softmax has subtracted there.
   void KeepMax(int64_t from, int64_t rows, const State& state) const;
-  // Makes e^(score - a number of the row) of the scores in the tile before the next, as softmax has
-  // done if they are kept, and sets divisors[r] to what makes probabilities of these. divisors:
-  // WholeHalves(rows) floats.
-  void Exponentials(const KernelSet& kernels, int64_t from, int64_t rows, int64_t columns,
-                    const State& state, float* scores, float* divisors) const;
+  // Of the same: sets divisors[r] so that what softmax has left, over it, is a probability.
+  // divisors: WholeHalves(rows) floats.
+  void Divisors(const KernelSet& kernels, int64_t from, int64_t rows, const State& state,
+                float* divisors) const;
 
  private:
   float* MaxOf(int64_t from) const { return max_ + (tile_ - 1) * rows_ + from; }
@@ -47,6 +46,11 @@ class KeptScores {
   float *scores_ = nullptr, *max_ = nullptr;  // [tiles][rows][kTokenTile], [tiles][rows]
   int64_t tile_ = 0;
 };
+
+// Where scores are not kept: makes e^(score - the highest of the row) of them, and sets divisors[r]
+// likewise.
+void ExponentialsOf(const KernelSet& kernels, int64_t rows, int64_t columns, const State& state,
+                    float* scores, float* divisors);
 
 }  // namespace kvant::cpu
 

@@ -79,7 +79,6 @@ struct QuantizeProblem {
   QuantizeStrides per_position, per_page;
 };
 
-// Memory of one call, by port; scales and zero points are read or written.
 // Where rows go: that of row r is element r * step, of type s32 or s64; what is negative goes
 // nowhere.
 struct RowPositions {
@@ -94,6 +93,7 @@ struct RowPositions {
   }
 };
 
+// Memory of one call, by port; scales and zero points are read or written.
 struct QuantizeCall {
   const QuantizeProblem* problem = nullptr;
   const KernelSet* kernels = nullptr;

@@ -224,4 +224,22 @@ Schedule::Place Schedule::UnitAt(int64_t unit) const {
   return {row, row - rows_, tile, split, row->partial + tile * row->splits};
 }
 
+RowTile MakeRowTile(const Schedule::Place& place) {
+  const AttentionProblem& problem = *place.row->problem;
+  const int64_t group_rows = RowsPerGroup(problem, place.row->extent.q_len);
+  const int64_t tiles = place.row->tiles_of_group;
+  RowTile tile;
+  tile.extent = place.row->extent;
+  tile.first = place.tile % tiles * problem.row_tile;
+  tile.rows = std::min(problem.row_tile, group_rows - tile.first);
+  int64_t group = place.tile / tiles;
+  if (problem.kv_varies_over_b2) {
+    tile.batch.at[2] = group % problem.batch[2];
+    group /= problem.batch[2];
+  }
+  tile.batch.at[1] = group;
+  tile.batch.at[0] = place.b0;
+  return tile;
+}
+
 }  // namespace kvant::cpu

@@ -22,6 +22,7 @@
 
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/finish.h"
 
 namespace kvant::cpu {
 
@@ -98,6 +99,9 @@ class Schedule {
   const bool by_chunks_;           // else by tiles
   int64_t units_ = 0, turns_ = 0;
 };
+
+// The rows of a unit.
+RowTile MakeRowTile(const Schedule::Place& place);
 
 // Rows that share K and V, of so many queries.
 inline int64_t RowsPerGroup(const AttentionProblem& problem, int64_t queries) {

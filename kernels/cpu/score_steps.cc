@@ -154,8 +154,6 @@ void ApplyStep(const Step& step, const Reader& reader, const Position& p, int64_
 ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
                         const Extent& extent) {
   ColumnRange live{extent.kv_first, extent.kv_len};
-  // Probabilities of NaN have the code 0, which counts where the zero point is another.
-  if (problem.probs_rounding.zero_point != 0) return live;
   // From the last step back: as long as every later step keeps -inf, a band counts.
   for (int i = problem.step_count - 1; i >= 0; --i) {
     const Step& step = problem.steps[i];

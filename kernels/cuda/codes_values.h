@@ -180,8 +180,8 @@ class CodesValues {
     // Roundings add up like random numbers, but for those of a few.
     const float count = static_cast<float>(MaxOf(MinOf(tokens, 64), tokens / 64));
     const float of_weights = count * f.LargestCode(largest_code_) * scale * 0x1p-25f;
-    // Beside tokens of zeros these are as large as what they are taken from, of which weights times
-    // scales are rounded: by 2^-12 at most, by some 2^-14 of the sum of several.
+    // Real zero points may cancel most of the sum. Weights times scales are rounded to 2^-12 of
+    // each, so to some 2^-14 of the sum of several.
     const bool rounds_real = f.is_signed && f.zero == Zero::kReal;
     const float of_real = !rounds_real ? 0.f : Parts() == 1 ? 0x1p-14f : 0x1p-24f;
     // Squares are of the output over the scale: those of small values would be 0.

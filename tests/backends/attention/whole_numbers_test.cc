@@ -1,6 +1,7 @@
 // Codes of queries, keys, probabilities and values with one scale each are multiplied as whole
 // numbers, exactly, and probabilities are rounded to the very code: judged by f64 loops that know
 // where a probability is so close to the middle of two codes that f32 may choose either.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -142,7 +143,17 @@ void Check(const Shape& shape, const Quantized& how) {
     SCOPED_TRACE(kernels->name);
     const absl::StatusOr<std::unique_ptr<Executable>> compiled = CompileAttention(c.spec, *kernels);
     ASSERT_TRUE(compiled.ok()) << compiled.status();
-    EXPECT_EQ((*compiled)->rounding(), 0) << (*compiled)->kernel();
+    const std::string kernel = (*compiled)->kernel();
+    EXPECT_EQ((*compiled)->rounding(), 0) << kernel;
+    const auto has_bytes = [](const Codes& codes) {
+      return BitsOf(codes.type) == 8 && codes.zero_point <= LowestOf(codes.type) + 256 &&
+             codes.zero_point >= HighestOf(codes.type) - 256;
+    };
+    if (kernels->bytes != nullptr && has_bytes(how.k) && has_bytes(how.v) &&
+        how.probs.scale == 1.f / 255) {
+      EXPECT_THAT(kernel, testing::HasSubstr("integer products of tiles"));
+    }
+    EXPECT_THAT(kernel, testing::HasSubstr(shape.kv_len > 10000 ? "scores twice" : "scores kept"));
     ASSERT_TRUE(c.Run(*kernels, 2).ok());
     int64_t seen = 0;
     ForEachPosition({shape.b0, shape.b1, shape.ratio, shape.q_len, 1}, [&](Dims5 p) {
@@ -250,6 +261,17 @@ TEST(WholeNumbers, Outputs) {
       Check({.q_len = 2, .kv_len = 70, .dv = dv}, {.output = output});
       Check({.b0 = 1, .q_len = 100, .kv_len = 70, .dv = dv}, {.output = output});
     }
+  }
+}
+
+// Channels that all are the same byte.
+TEST(WholeNumbers, ChannelsThatAreBroadcast) {
+  for (const bool keys : {true, false}) {
+    Case c = Make({.b0 = 1, .q_len = 5, .kv_len = 30, .d = 16, .dv = 16}, {});
+    View& view = (keys ? c.spec.k : c.spec.v)[0].data;
+    view = c.AddInput(view.type, {1, 2, 1, 30, 16}, {30, 30, 30, 1, 0},
+                      [](const Dims5& p) { return static_cast<double>(100 + p[3]); });
+    c.Check(1e-2);
   }
 }
 
