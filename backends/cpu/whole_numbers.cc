@@ -96,7 +96,9 @@ void Plan::TakeWholeNumbers() {
     p.output_factor = output_factor;
   }
   has_bytes_ = is_whole_ && AreBytes(k_, p.head_size) && AreBytes(v_, p.v_head_size);
-  p.byte_offsets = {q.offset(), k.unsigned_offset(), probs.offset(), v.unsigned_offset()};
+  if (has_bytes_) {
+    p.byte_offsets = {q.offset(), k.unsigned_offset(), probs.offset(), v.unsigned_offset()};
+  }
 }
 
 }  // namespace kvant::cpu

@@ -159,6 +159,19 @@ void TileProducts::MultiplyByValuePairs(int64_t column, int64_t n, const float* 
   }
 }
 
+TileProducts::Way TileProducts::WayOf(Products products) {
+  switch (products) {
+    case Products::kBytes:
+      return {&TileProducts::MultiplyByKeyBytes, &TileProducts::MultiplyByValueBytes, kTokenTile};
+    case Products::kPairs:
+      return {&TileProducts::MultiplyByKeyPairs, &TileProducts::MultiplyByValuePairs, kTokenTile};
+    case Products::kTiles:
+    case Products::kStoredRows:  // keys by channel
+      break;
+  }
+  return {&TileProducts::MultiplyByKeyTile, &TileProducts::MultiplyByValueTile, kHalfTile};
+}
+
 void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const {
   const int64_t size = problem_.head_size;
   const float* const q = buffers_.q + from * size;
@@ -168,10 +181,7 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
     return;
   }
   if (problem_.products != Products::kStoredRows || problem_.k_by_channel) {
-    const auto multiply = problem_.products == Products::kBytes ? &TileProducts::MultiplyByKeyBytes
-                          : problem_.products == Products::kPairs
-                              ? &TileProducts::MultiplyByKeyPairs
-                              : &TileProducts::MultiplyByKeyTile;
+    const auto multiply = WayOf(problem_.products).keys;
     return ForDequantized(n, [&](int64_t begin, int64_t count) {
       (this->*multiply)(column + begin, count, from, rows, scores + begin);
     });
@@ -215,19 +225,14 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
   const int64_t size = problem_.v_head_size;
   const float* const probs = buffers_.scores + from * kTokenTile;
   if (problem_.products != Products::kStoredRows) {
-    const bool of_floats =
-        problem_.products != Products::kBytes && problem_.products != Products::kPairs;
-    const auto multiply =
-        problem_.products == Products::kBytes   ? &TileProducts::MultiplyByValueBytes
-        : problem_.products == Products::kPairs ? &TileProducts::MultiplyByValuePairs
-                                                : &TileProducts::MultiplyByValueTile;
+    const Way way = WayOf(problem_.products);
     return ForDequantized(
         n,
         [&](int64_t begin, int64_t count) {
-          (this->*multiply)(column + begin, count, probs + begin, rows, shrink, out);
+          (this->*way.values)(column + begin, count, probs + begin, rows, shrink, out);
           std::fill_n(shrink, rows, 1.f);
         },
-        of_floats ? kHalfTile : kTokenTile);
+        way.values_at_once);
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const bool done =

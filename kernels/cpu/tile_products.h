@@ -87,6 +87,14 @@ class TileProducts {
   void MultiplyByValuePairs(int64_t column, int64_t n, const float* probs, int64_t rows,
                             const float* shrink, float* out) const;
 
+  // How tiles are multiplied, and columns of values at once.
+  struct Way {
+    decltype(&TileProducts::MultiplyByKeyTile) keys;
+    decltype(&TileProducts::MultiplyByValueTile) values;
+    int64_t values_at_once;
+  };
+  static Way WayOf(Products products);
+
   const AttentionProblem& problem_;
   const Reader& reader_;
   const KernelSet& kernels_;

@@ -50,7 +50,8 @@ TEST(CpuSchedule, ResultsAreTheSameWhateverScratchHolds) {
       {.type = kU4, .group = {1, 1, 1, 1, 0}, .scales = kF16, .zero_points = kU4},
       {.type = kU8, .group = {1, 1, 1, 0, 1}, .scales = kF32, .zero_points = kF32},
       {.type = kF8E4M3, .group = {1, 1, 1, 1, 16}, .scales = kF32},
-      {.type = kF8E4M3, .group = {1, 1, 1, 0, 1}, .scales = kF32}};
+      {.type = kF8E4M3, .group = {1, 1, 1, 0, 1}, .scales = kF32},
+      {.type = kU8}};  // with constant scales, below
   for (const Format& stored : formats) {
     for (const bool channel_major : {false, true}) {
       for (const bool by_channel : {false, true}) {
@@ -65,6 +66,15 @@ TEST(CpuSchedule, ResultsAreTheSameWhateverScratchHolds) {
                 {.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = d, .dv = 48},
                 format, stored);
             c.spec.fpmath = FpMath::kBF16;
+            if (stored.type == kU8 && stored.scales == kUndef) {
+              Quantization whole;
+              whole.static_scales = {0.01f};
+              whole.static_zps = {120};
+              c.spec.q = c.AddDense(kU8, {1, 2, 2, q_len, d},
+                                    [&](const Dims5&) { return std::floor(c.Random(90, 150)); });
+              c.spec.q_quantization = c.spec.k[0].quantization = c.spec.v[0].quantization = whole;
+              c.spec.probs_quantization = FakeQuantize{kU8, 1.f / 255, 0};
+            }
             std::vector<char> first;
             for (const int held : {0, 0x3f, 0x7f, 0xff}) {
               const auto executable = *CompileAttention(c.spec, HighestKernels());
