@@ -73,7 +73,8 @@ class Plan : public Executable {
   Segments k_, v_;
   absl::InlinedVector<Step, 3> steps_;
   float scores_factor_ = 1.f;  // of whole numbers
-  bool is_whole_ = false, has_bytes_ = false;
+  bool is_whole_ = false;      // all four tensors are taken as whole numbers
+  bool has_bytes_ = false;     // and those of K and V are bytes, side by side
   AttentionProblem problem_;
   // Of a tile, at most, whose K and V are multiplied as they are stored.
   struct {

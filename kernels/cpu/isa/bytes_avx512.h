@@ -22,11 +22,12 @@ struct Avx512Bytes {
     const __m512 less = _mm512_set1_ps(shift);
     I sum = _mm512_setzero_si512();
     for (int64_t i = 0; i < n; i += kWidth) {
-      const __mmask16 some = FirstOf(n - i);
+      const __mmask16 some = Simd::FirstOf(n - i);
       const I whole = _mm512_maskz_cvtps_epi32(
           some, _mm512_sub_ps(_mm512_maskz_loadu_ps(some, values + i), less));
       sum = _mm512_add_epi32(sum, whole);
-      _mm_mask_storeu_epi8(out + i, FirstOf((n - i + 3) / 4 * 4), _mm512_cvtepi32_epi8(whole));
+      _mm_mask_storeu_epi8(out + i, Simd::FirstOf((n - i + 3) / 4 * 4),
+                           _mm512_cvtepi32_epi8(whole));
     }
     return _mm512_reduce_add_epi32(sum);
   }
@@ -34,7 +35,7 @@ struct Avx512Bytes {
   static void Zip(const uint8_t* const (&rows)[4], int64_t n, uint8_t flip, uint32_t* out) {
     const __m128i flips = _mm_set1_epi8(static_cast<char>(flip));
     for (int64_t i = 0; i < n; i += kWidth) {
-      const __mmask16 some = FirstOf(n - i);
+      const __mmask16 some = Simd::FirstOf(n - i);
       __m128i row[4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
@@ -55,7 +56,7 @@ struct Avx512Bytes {
                    int32_t factor, int32_t* out) {
     const I ones = _mm512_set1_epi8(1), times = _mm512_set1_epi32(factor);
     for (int64_t c = 0; c < n; c += kWidth) {
-      const __mmask16 some = FirstOf(n - c);
+      const __mmask16 some = Simd::FirstOf(n - c);
       I sum = _mm512_setzero_si512();
       for (int64_t i = 0; i < quads; ++i) {
         Dot(sum, _mm512_maskz_loadu_epi32(some, columns + i * stride + c), ones);
@@ -100,9 +101,6 @@ struct Avx512Bytes {
   }
 
  private:
-  static __mmask16 FirstOf(int64_t n) {
-    return static_cast<__mmask16>(n >= kWidth ? 0xffff : n > 0 ? (1u << n) - 1 : 0);
-  }
   // sum += four products each of unsigned and signed bytes. Not the intrinsic, for which GCC 12
   // copies every sum of a loop.
   static HWY_INLINE void Dot(I& sum, I unsigned_bytes, I signed_bytes) {
@@ -117,7 +115,7 @@ struct Avx512Bytes {
   template <bool kWhole, int kRows, int kCount>
   static HWY_INLINE void Multiply(const int8_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
                                   int64_t n, int64_t last, I (&sum)[kRows][kCount]) {
-    const __mmask16 mask = FirstOf(last);
+    const __mmask16 mask = Simd::FirstOf(last);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -144,7 +142,7 @@ struct Avx512Bytes {
   static void PvBlock(const int8_t* probs, int64_t quads, const uint32_t* v, int64_t head_size,
                       int64_t d, const ByteTerms& terms, const float* shrink, float* out) {
     I sum[kRows][kCount];
-    const __mmask16 some = kCount > 1 ? 0xffff : FirstOf(head_size - d);
+    const __mmask16 some = kCount > 1 ? 0xffff : Simd::FirstOf(head_size - d);
     Multiply<(kCount > 1)>(probs, kTokenTile, v + d, head_size, quads, head_size - d, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {

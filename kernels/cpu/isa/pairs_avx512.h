@@ -20,18 +20,21 @@ struct Avx512Pairs {
                                          8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(kWidth));
     for (int64_t i = 0; i < n; i += 2 * kWidth) {
-      const auto mask = static_cast<__mmask32>(FirstOf(n - i) | FirstOf(n - i - kWidth) << kWidth);
+      const auto mask =
+          static_cast<__mmask32>(Simd::FirstOf(n - i) | Simd::FirstOf(n - i - kWidth) << kWidth);
       const __m512i one = _mm512_maskz_loadu_epi16(mask, a + i);
       const __m512i other =
           b == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, b + i);
-      _mm512_mask_storeu_epi32(out + i, FirstOf(n - i), _mm512_permutex2var_epi16(one, low, other));
-      _mm512_mask_storeu_epi32(out + i + kWidth, FirstOf(n - i - kWidth),
+      _mm512_mask_storeu_epi32(out + i, Simd::FirstOf(n - i),
+                               _mm512_permutex2var_epi16(one, low, other));
+      _mm512_mask_storeu_epi32(out + i + kWidth, Simd::FirstOf(n - i - kWidth),
                                _mm512_permutex2var_epi16(one, high, other));
     }
   }
 
   static HWY_INLINE void StoreRounded(uint16_t* p, Simd::Vector v, int64_t n) {
-    _mm256_mask_storeu_epi16(p, FirstOf(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v.raw)));
+    _mm256_mask_storeu_epi16(p, Simd::FirstOf(n),
+                             reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v.raw)));
   }
 
   static void PairLine(const float* line, int64_t n, uint32_t* out) {
@@ -57,7 +60,7 @@ struct Avx512Pairs {
   static HWY_INLINE void Multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
                                   int64_t b_row, int64_t n, int64_t last,
                                   Simd::Vector (&sum)[kRows][kCount]) {
-    const __mmask16 mask = FirstOf(last);
+    const __mmask16 mask = Simd::FirstOf(last);
     for (int64_t i = 0; i < n; ++i) {
       __m512bh right[kCount];
 #pragma GCC unroll 8
@@ -89,9 +92,6 @@ struct Avx512Pairs {
       const __m512bh pairs = _mm512_cvtne2ps_pbh(at(i + kWidth), at(i));
       _mm512_storeu_si512(out + i / 2, reinterpret_cast<__m512i>(pairs));
     }
-  }
-  static __mmask16 FirstOf(int64_t n) {
-    return static_cast<__mmask16>(n >= kWidth ? 0xffff : n > 0 ? (1u << n) - 1 : 0);
   }
 };
 

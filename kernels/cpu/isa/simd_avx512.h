@@ -29,6 +29,11 @@ struct SimdTarget : SimdTypes {
     return Raw{_mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), p)};
   }
 
+  // The first n lanes: all where n is more, none where it is less than 1.
+  static __mmask16 FirstOf(int64_t n) {
+    return n >= 16 ? __mmask16{0xffff} : n > 0 ? First(n) : __mmask16{0};
+  }
+
   // a > b ? a : b, and a < b ? a : b.
   static Vector Max(Vector a, Vector b) { return hn::Max(a, b); }
   static Vector Min(Vector a, Vector b) { return hn::Min(a, b); }
